@@ -1,0 +1,114 @@
+"""Names -> implementations, lazily: importing a stack's modules here imports no stack library.
+
+A stack is a package in ``impls`` that holds an ``env.toml``; every module directly in it is searched for Implementation
+subclasses that have a ``name``. Kernels that need the stack's library at module level live in subpackages, which are
+not searched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib
+import inspect
+import os
+import pkgutil
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from impls.contract import Device, Implementation
+from impls.workloads.base import Case
+
+
+class UnknownName(LookupError):
+    """No implementation matches; the message suggests the nearest."""
+
+
+def _roots() -> list[tuple[str, Path]]:
+    """(dotted prefix, folder) of every place that stacks live in: this package, and RIDGEMARK_EXTRA_STACKS.
+
+    RIDGEMARK_EXTRA_STACKS is a list of importable packages (separated by commas) whose subpackages are stacks too:
+    implementations kept outside this repository, and the tests' adversaries.
+    """
+    roots = [("impls", Path(__file__).parent)]
+    for name in filter(None, os.environ.get("RIDGEMARK_EXTRA_STACKS", "").split(",")):
+        package = importlib.import_module(name)
+        roots.append((name, Path(next(iter(package.__path__)))))
+    return roots
+
+
+@cache
+def stacks() -> dict[str, Path]:
+    """Every stack's name and folder, in alphabetical order."""
+    found = {
+        folder.name: folder for _, root in _roots() for folder in root.iterdir() if (folder / "env.toml").is_file()
+    }
+    return dict(sorted(found.items()))
+
+
+@cache
+def implementations() -> tuple[Implementation, ...]:
+    """Every implementation of every stack, by name and workload."""
+    found: list[Implementation] = []
+    for prefix, root in _roots():
+        for folder in sorted(root.iterdir()):
+            if not (folder / "env.toml").is_file():
+                continue
+            for info in pkgutil.iter_modules([str(folder)]):
+                if info.ispkg:
+                    continue
+                module = importlib.import_module(f"{prefix}.{folder.name}.{info.name}")
+                for value in vars(module).values():
+                    if (
+                        inspect.isclass(value)
+                        and issubclass(value, Implementation)
+                        and value.__module__ == module.__name__
+                        and "name" in vars(value)
+                    ):
+                        found.append(value())
+    return tuple(sorted(found, key=lambda i: (i.name, i.workload)))
+
+
+def find(name: str, workload: str) -> Implementation:
+    """The implementation called ``name`` of ``workload``.
+
+    Raises:
+        UnknownName: there is none; the message suggests the nearest.
+    """
+    for implementation in implementations():
+        if implementation.name == name and implementation.workload == workload:
+            return implementation
+    raise UnknownName(f"no implementation {name!r} of {workload}" + _suggestion(name))
+
+
+def select(patterns: Iterable[str]) -> tuple[Implementation, ...]:
+    """Implementations whose name matches any of the shell patterns (``xla.*``; a bare stack name means all its variants).
+
+    Raises:
+        UnknownName: a pattern matches nothing; the message suggests the nearest.
+    """
+    chosen: dict[tuple[str, str], Implementation] = {}
+    for pattern in patterns:
+        hits = [
+            i for i in implementations() if fnmatch.fnmatchcase(i.name, pattern) or i.stack == pattern
+        ]
+        if not hits:
+            raise UnknownName(f"no implementation matches {pattern!r}" + _suggestion(pattern))
+        chosen.update({(i.name, i.workload): i for i in hits})
+    return tuple(chosen[key] for key in sorted(chosen))
+
+
+def refusal(implementation: Implementation, case: Case, device: Device) -> str | None:
+    """Why ``implementation`` does not run ``case`` on ``device``, in one sentence; None where it does."""
+    if implementation.workload != case.workload:
+        return f"{implementation.name} implements {implementation.workload}, not {case.workload}."
+    if device.kind not in implementation.devices:
+        return f"{implementation.name} runs on {' and '.join(implementation.devices)}, not on {device.kind}."
+    return implementation.refuses(case, device)
+
+
+def _suggestion(name: str) -> str:
+    known = sorted({i.name for i in implementations()} | set(stacks()))
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else f"; known: {', '.join(known)}"

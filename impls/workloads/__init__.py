@@ -1,0 +1,4 @@
+"""Workloads: what a case is; its FLOPs, compulsory bytes, inputs, reference and tolerance.
+
+Excluded for now: sparse shapes, MLA (Dqk != Dv), attention sinks, paged KV.
+"""
