@@ -6,6 +6,7 @@ Owns the interface and the lookup of workloads by name; formulas live with their
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -31,7 +32,8 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * dtype(self.dtype).bytes
+        """Bytes that the tensor occupies."""
+        return math.prod(self.shape) * dtype(self.dtype).bytes
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class Case(ABC):
     @abstractmethod
     def compulsory_bytes(self) -> int:
         """Bytes that any implementation must move: each input read once, each output written once."""
+
+    def total_bytes(self) -> int:
+        """Memory that one set of inputs and outputs occupies."""
+        return sum(spec.nbytes for spec in (*self.input_specs().values(), *self.output_specs().values()))
 
     def intensity(self) -> float:
         """Arithmetic intensity, FLOP per compulsory byte (Williams, Waterman, Patterson, CACM 2009)."""
@@ -151,5 +157,7 @@ def parse_case(case_id: str) -> Case:
     name, colon, spec = case_id.partition(":")
     known = workloads()
     if not colon or name not in known:
-        raise CaseError(f"{case_id!r} does not begin with a workload; write one of " + ", ".join(f"{w}:..." for w in sorted(known)))
+        raise CaseError(
+            f"{case_id!r} does not begin with a workload; write one of " + ", ".join(f"{w}:..." for w in sorted(known))
+        )
     return known[name].parse(spec)

@@ -31,10 +31,12 @@ class DType:
 
     @property
     def bytes(self) -> int:
+        """Bytes that one element occupies."""
         return self.bits // 8
 
     @property
     def integer(self) -> bool:
+        """Whether the elements are whole numbers."""
         return self.unit_roundoff == 0.0
 
 
