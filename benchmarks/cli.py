@@ -1,0 +1,374 @@
+"""The command ``ridgemark``: doctor, list, check, compare, show.
+
+Owns arguments, messages and exit codes. Exit codes: 0 done; 1 done, and something was wrong; 2 nothing could be done,
+with one sentence that says why and what to do; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from analysis import table
+from benchmarks.engine import cases as case_files
+from benchmarks.engine import doctor as doctors
+from benchmarks.engine import environments, machine, memory, records, session
+from benchmarks.engine.progress import Progress
+from benchmarks.engine.reference import VARIANTS
+from impls import registry
+from impls.baselines import baseline_of
+from impls.contract import Device, Implementation
+from impls.workloads.base import Case, CaseError, parse_case
+
+app = typer.Typer(
+    help="For this GEMM or attention, on this device: which stack, how far from the hardware's limit, "
+    "and when is it worth leaving the baseline?",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+out = Console()
+err = Console(stderr=True)
+
+CasesOption = Annotated[
+    str | None, typer.Option("--cases", metavar="NAME|FILE", help="Cases by name (quick, standard, llm, flagship) or TOML file.")
+]
+ImplOption = Annotated[
+    list[str] | None,
+    typer.Option("--impl", metavar="GLOB", help="Implementations, e.g. 'xla' or 'blas.*'; repeatable. Default: all."),
+]
+GemmOption = Annotated[
+    list[str] | None, typer.Option("--gemm", metavar="SPEC", help="A GEMM, e.g. 512x512x512:f32; repeatable.")
+]
+AttentionOption = Annotated[
+    list[str] | None,
+    typer.Option("--attention", metavar="SPEC", help="An attention, e.g. b1h8s1024d64:bf16:causal; repeatable."),
+]
+OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Results folder.")]
+
+
+class UsageError(Exception):
+    """What was asked cannot be done; the message says what to do instead."""
+
+
+# What a user may cause, and is told in a sentence; anything else is a defect and keeps its traceback.
+_EXPECTED = (
+    UsageError,
+    CaseError,
+    case_files.CaseFileError,
+    registry.UnknownName,
+    records.RecordError,
+    environments.EnvironmentFailure,
+)
+
+
+def main() -> NoReturn:
+    """Entry point: runs the command, turns expected errors into one sentence and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except _EXPECTED as error:
+        err.print(f"[bold red]error:[/] {escape(str(error.args[0] if isinstance(error, KeyError) else error))}", highlight=False)
+        sys.exit(2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(0)
+
+
+@app.command()
+def doctor() -> None:
+    """What this machine can run, what not and why, and what to install.
+
+    Exits 0 where the baseline can run, 1 otherwise.
+
+    [bold]Example[/]   ridgemark doctor
+    """
+    diagnosis = doctors.diagnose()
+    grid = Table(box=None, pad_edge=False)
+    for heading in ("", "check", "found", "what to do"):
+        grid.add_column(heading, overflow="fold")
+    for check in diagnosis.checks:
+        mark = "[green]ok[/]" if check.ok else "[red]no[/]"
+        grid.add_row(mark, escape(check.name), escape(check.found), escape(check.remedy or ""))
+    out.print(grid)
+    if not diagnosis.baseline_ok:
+        err.print("The baseline cannot run here yet; see what to do above.")
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def list_implementations(
+    cases: CasesOption = None,
+    impl: ImplOption = None,
+    gemm: GemmOption = None,
+    attention: AttentionOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Implementations, which of the given cases they support here, and why not where they don't.
+
+    [bold]Examples[/]
+      ridgemark list
+      ridgemark list --impl xla --gemm 512x512x512:f8e4m3
+      ridgemark list --cases flagship --json
+    """
+    device = machine.default_device()
+    chosen = _cases(cases, gemm, attention, device, default="quick")
+    rows: list[dict[str, Any]] = []
+    for implementation in _implementations(impl):
+        environment = environments.find(implementation.stack, device.kind)
+        available = isinstance(environment, environments.Environment)
+        supports = {
+            case.id: registry.refusal(implementation, case, device)
+            for case in chosen
+            if case.workload == implementation.workload
+        }
+        rows.append(
+            {
+                "impl": implementation.name,
+                "workload": implementation.workload,
+                "devices": list(implementation.devices),
+                "summary": implementation.summary,
+                "baseline": implementation.name == baseline_of(implementation.workload, device.kind),
+                "environment": None if available else environment.reason,
+                "cases": supports,
+            }
+        )
+    if as_json:
+        out.print_json(json.dumps(rows))
+        return
+    grid = Table(box=None, pad_edge=False, expand=True)
+    for heading in ("implementation", "workload", "cases", "what it is, and what it refuses here"):
+        grid.add_column(heading, overflow="fold")
+    for row in rows:
+        reasons = {reason for reason in row["cases"].values() if reason}
+        if row["environment"]:
+            reasons.add(row["environment"])
+        able = sum(reason is None for reason in row["cases"].values())
+        text = escape(row["summary"]) + "".join(f"\n[dim]no: {escape(reason)}[/]" for reason in sorted(reasons))
+        star = " [bold](baseline)[/]" if row["baseline"] else ""
+        grid.add_row(escape(row["impl"]) + star, row["workload"], f"{able}/{len(row['cases'])}", text)
+    out.print(grid)
+
+
+@app.command()
+def check(
+    cases: CasesOption = None, impl: ImplOption = None, gemm: GemmOption = None, attention: AttentionOption = None
+) -> None:
+    """Judge only: are the outputs right? Nothing is timed and nothing is recorded.
+
+    Exits 1 where an implementation is wrong, fails, crashes or runs out of time.
+
+    [bold]Examples[/]
+      ridgemark check --cases quick
+      ridgemark check --impl xla --attention b1h8q1k1024d64:f32
+    """
+    device = machine.default_device()
+    chosen = _cases(cases, gemm, attention, device, default="quick")
+    implementations = _implementations(impl)
+    built, missing = _environments(implementations, device, named=bool(impl))
+    plan = session.Plan(chosen, implementations, None, secrets.randbits(31))
+    one = session.Session(plan, device=device, environments=built, missing=missing, writer=None)
+    with Progress(err, len(chosen)) as progress:
+        finished = one.run(progress, measure=False)
+    grid = Table(box=None, pad_edge=False)
+    for heading in ("case", "implementation", "status", "error / tolerance", "reason"):
+        grid.add_column(heading, overflow="fold")
+    for result in one.results:
+        worst = max((e["worst"] for e in result["errors"].values()), default=None)
+        style = {"checked": "green", "unsupported": "dim"}.get(result["status"], "bold red")
+        grid.add_row(
+            escape(result["case"]),
+            escape(result["impl"]),
+            f"[{style}]{'right' if result['status'] == 'checked' else result['status']}[/]",
+            "" if worst is None else f"{worst:.3f}",
+            escape(result["reason"] or ""),
+        )
+    out.print(grid)
+    if not finished:
+        raise typer.Exit(130)
+    if any(r["status"] not in ("checked", "unsupported") for r in one.results):
+        raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    cases: CasesOption = None,
+    impl: ImplOption = None,
+    gemm: GemmOption = None,
+    attention: AttentionOption = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time that the run should take, e.g. 90s, 5m, 1h.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run that did not come to its end.")] = False,
+    folder: OutOption = Path("results"),
+) -> None:
+    """Check, then measure in interleaved rounds, record, and show the table.
+
+    The baseline of each workload always takes part, once more in a second process: that pair's ratio is the noise floor.
+    Ctrl-C keeps all that was measured; --resume goes on from there.
+
+    [bold]Examples[/]
+      ridgemark compare                                   the quick cases, everything that runs here
+      ridgemark compare --gemm 1024x1024x1024:f32 --impl xla
+      ridgemark compare --cases standard --budget 20m --out /tmp/mine
+      ridgemark compare --cases my-shapes.toml
+      ridgemark compare --resume
+    """
+    device = machine.default_device()
+    name = machine.name()
+    already: records.Loaded | None = None
+    if resume:
+        if cases or impl or gemm or attention:
+            raise UsageError("--resume goes on with the last run's own plan: leave out --cases, --impl, --gemm and --attention.")
+        path = records.unfinished(folder, name)
+        if path is None:
+            raise UsageError(f"No unfinished run of {name} in {records.folder(folder, name)}. Start one without --resume.")
+        already = records.read(path)
+        begun = next((line for line in already.lines if line["kind"] == "run"), None)
+        if begun is None:
+            raise UsageError(f"{path} ends before its plan. Start a new run without --resume.")
+        chosen = tuple(parse_case(c) for c in begun["plan"]["cases"])
+        implementations = registry.select(begun["plan"]["impls"])
+        named, run, seed = False, str(begun["run"]), int(begun["seed"])
+    else:
+        chosen = _cases(cases, gemm, attention, device, default="quick")
+        implementations = _implementations(impl)
+        named, run, seed = bool(impl), records.new_run_id(), secrets.randbits(31)
+        path = records.folder(folder, name) / f"{run}.jsonl"
+        chosen = _with_ceilings(chosen, device, folder, name)
+    implementations = _with_baselines(implementations, chosen, device)
+    seconds = _seconds(budget) if budget else None
+    writer = records.Writer(path, run)
+    for repair in [*writer.repairs, *(already.repairs if already else [])]:
+        err.print(f"[yellow]repaired:[/] {escape(repair)}")
+    try:
+        built, missing = _environments(implementations, device, named=named)
+        plan = session.Plan(chosen, implementations, seconds, seed)
+        one = session.Session(
+            plan, device=device, environments=built, missing=missing, writer=writer, already=already
+        )
+        with Progress(err, len(chosen) - len(one.finished)) as progress:
+            finished = one.run(progress)
+    finally:
+        writer.close()
+    out.print(table.rich_table(table.rows(records.read(records.folder(folder, name)), run=run)))
+    out.print(f"Records: {path}", highlight=False)
+    if not finished:
+        err.print("Interrupted. All that was measured is kept; go on with: ridgemark compare --resume")
+        raise typer.Exit(130)
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="Records file, or results folder.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
+) -> None:
+    """The table from records: time, ratio to the baseline with its interval, share of the speed of light, class, reason.
+
+    [bold]Examples[/]
+      ridgemark show
+      ridgemark show results/records/h200 --csv > h200.csv
+    """
+    loaded = records.read(path)
+    for repair in loaded.repairs:
+        err.print(f"[yellow]repaired:[/] {escape(repair)}")
+    if not any(line["kind"] == "result" for line in loaded.lines):
+        raise UsageError(f"{path} holds no results yet. Measure some with: ridgemark compare")
+    rows = table.rows(loaded)
+    if as_json:
+        print(table.to_json(rows))
+    elif as_csv:
+        print(table.to_csv(rows), end="")
+    else:
+        out.print(table.rich_table(rows))
+
+
+# -- what the arguments mean ------------------------------------------------------------------------------------------
+
+
+def _cases(
+    cases: str | None, gemm: list[str] | None, attention: list[str] | None, device: Device, default: str
+) -> tuple[Case, ...]:
+    """The cases asked for, once each. Cases given one by one must fit the machine; those of a file are refused singly."""
+    single = [parse_case(f"gemm:{spec}") for spec in gemm or []]
+    single += [parse_case(f"attention:{spec}") for spec in attention or []]
+    for case in single:
+        reason = memory.too_large(case, device, VARIANTS)
+        if reason:
+            raise UsageError(f"{case.id} is too large for this machine. {reason} Give a smaller shape.")
+    chosen = list(single)
+    if cases or not single:
+        chosen = [entry.case for entry in case_files.load(cases or default)] + chosen
+    return tuple({case.id: case for case in chosen}.values())
+
+
+def _implementations(patterns: list[str] | None) -> tuple[Implementation, ...]:
+    return registry.select(patterns) if patterns else registry.implementations()
+
+
+def _with_baselines(
+    implementations: tuple[Implementation, ...], cases: tuple[Case, ...], device: Device
+) -> tuple[Implementation, ...]:
+    """And what the cases' workloads are compared with, and the ceilings' own implementations."""
+    chosen = {(i.name, i.workload): i for i in implementations}
+    for workload in {case.workload for case in cases}:
+        baseline = baseline_of(workload, device.kind)
+        if baseline is not None:
+            chosen.setdefault((baseline, workload), registry.find(baseline, workload))
+        if workload == "ceiling":
+            chosen.update({(i.name, i.workload): i for i in registry.select(["ceilings"])})
+    return tuple(chosen[key] for key in sorted(chosen))
+
+
+def _with_ceilings(cases: tuple[Case, ...], device: Device, folder: Path, name: str) -> tuple[Case, ...]:
+    """The cases, after the ceilings that they are measured against and that this machine has no record of."""
+    place = records.folder(folder, name)
+    known = set()
+    if place.is_dir():
+        known = {r["case"] for r in records.results(records.read(place)) if r["status"] == "ok"}
+    wanted = machine.ceiling_cases(device, sorted({c.compute_dtype for c in cases if c.workload != "ceiling"}))
+    return (*(c for c in wanted if c.id not in known and c not in cases), *cases)
+
+
+def _environments(
+    implementations: tuple[Implementation, ...], device: Device, *, named: bool
+) -> tuple[dict[str, environments.Environment], dict[str, str]]:
+    """The environment of every stack, built where it is not there; and why a stack has none.
+
+    A stack that was asked for by name, or that holds a baseline, must have one: EnvironmentFailure is raised.
+    """
+    needed = [s for s in session.stacks_of(implementations) if any(
+        device.kind in i.devices for i in implementations if i.stack == s)]
+    vital = {name.partition(".")[0] for w in ("gemm", "attention") if (name := baseline_of(w, device.kind))}
+    built: dict[str, environments.Environment] = {}
+    missing: dict[str, str] = {}
+    for stack in needed:
+        try:
+            with err.status(f"environment of {stack}") as status:
+                built[stack] = environments.build(stack, device.kind, status.update)
+        except environments.EnvironmentFailure as failure:
+            if named or stack in vital:
+                raise
+            missing[stack] = f"{failure.message} {failure.remedy}"
+            err.print(f"[yellow]without {stack}:[/] {escape(missing[stack])}", highlight=False)
+    return built, missing
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)", text.strip())
+    value = float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+    if value <= 0:
+        raise UsageError(f"{text!r} is no time: write 90s, 5m or 1h.")
+    return value

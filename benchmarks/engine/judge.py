@@ -1,0 +1,123 @@
+"""Is an output right? Compares what an implementation returned with the float64 reference.
+
+Owns the verdict on one output and on inputs that must not change. The reference and its tolerance come from the
+workload; they never reach a worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from impls.workloads.base import Case, Expected
+from impls.workloads.dtypes import dtype
+
+# What a NaN or an infinity looks like in dtypes for which NumPy's own isfinite is slow: (bits, mask, pattern).
+_NOT_FINITE = {"bf16": (np.uint16, 0x7F80), "f8e4m3": (np.uint8, 0x7F)}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the judge says.
+
+    Attributes:
+        reason: None where the outputs are right, else one sentence.
+        errors: per output, ``max_abs`` (largest absolute error) and ``worst`` (largest error over its tolerance).
+    """
+
+    reason: str | None
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def right(self) -> bool:
+        return self.reason is None
+
+
+class Judge:
+    """Judges the outputs of one case.
+
+    Inputs come in variants (same shapes, other contents), so that a cached answer is a wrong answer. An output that is
+    bit for bit one that was accepted before, for the same variant, is accepted without being compared again.
+    """
+
+    def __init__(
+        self, case: Case, inputs: list[Mapping[str, np.ndarray]], expected: list[Mapping[str, Expected]], seed: int
+    ) -> None:
+        self.case = case
+        self._inputs = inputs
+        self._expected = expected
+        self._seed = seed
+        self._accepted: dict[tuple[int, bytes], Verdict] = {}
+
+    @property
+    def variants(self) -> int:
+        return len(self._inputs)
+
+    def outputs(self, variant: int, outputs: Mapping[str, np.ndarray]) -> Verdict:
+        """The verdict on the outputs of one call whose inputs were ``variant``."""
+        digest = hashlib.sha1(usedforsecurity=False)
+        for name in sorted(outputs):
+            digest.update(np.ascontiguousarray(outputs[name]).view(np.uint8).reshape(-1).data)
+        seen = (variant, digest.digest())
+        if seen in self._accepted:
+            return self._accepted[seen]
+        verdict = self._compare(variant, outputs)
+        if verdict.right:
+            self._accepted[seen] = verdict
+        return verdict
+
+    def inputs_unchanged(self, variant: int, inputs: Mapping[str, np.ndarray]) -> Verdict:
+        """The verdict on the inputs as they are after calls: bit for bit what was given."""
+        for name, given in self._inputs[variant].items():
+            before, after = (np.ascontiguousarray(a).view(np.uint8).reshape(-1) for a in (given, inputs[name]))
+            changed = int(np.count_nonzero(before != after))
+            if changed:
+                return Verdict(f"It wrote to its input {name} ({changed} bytes differ after the call).")
+        return Verdict(None)
+
+    def _compare(self, variant: int, outputs: Mapping[str, np.ndarray]) -> Verdict:
+        errors: dict[str, dict[str, float]] = {}
+        for name, spec in self.case.output_specs().items():
+            output = outputs[name]
+            bad = ~finite(output, spec.dtype)
+            if bad.any():
+                where = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
+                return Verdict(
+                    f"{name} has {int(bad.sum())} of {bad.size} elements never written or not finite, "
+                    f"the first at {list(where)}."
+                )
+            expected = self._expected[variant][name]
+            got = expected.select(output).astype(np.float64)
+            error = np.abs(got - expected.value)
+            tolerance = np.broadcast_to(expected.tolerance, error.shape)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                share = np.where(error == 0, 0.0, error / tolerance)
+            worst = float(share.max(initial=0.0))
+            # An exact output (tolerance 0) has no finite share: any error is reported as 1e9 tolerances.
+            errors[name] = {"max_abs": float(error.max(initial=0.0)), "worst": min(worst, 1e9)}
+            if worst > 1:
+                at = np.unravel_index(int(np.argmax(share)), share.shape)
+                place = at if expected.index is None else tuple(ax[i] for ax, i in zip(expected.index, at, strict=True))
+                return Verdict(
+                    f"{name}{[int(i) for i in place]} is {got[at]:.6g}, the reference {expected.value[at]:.6g} "
+                    f"± {tolerance[at]:.2g}; {int((share > 1).sum())} of {share.size} compared elements are off.",
+                    errors,
+                )
+        return Verdict(self.case.invariants(self._inputs[variant], outputs, self._seed), errors)
+
+
+def finite(values: np.ndarray, dtype_name: str) -> np.ndarray:
+    """Boolean array, shape of ``values``: which elements are neither NaN nor infinite (integers: not the least value).
+
+    The least integer is what an unwritten integer output was poisoned with; the workloads' integer results cannot
+    reach it.
+    """
+    if dtype(dtype_name).integer:
+        return np.asarray(values != np.iinfo(values.dtype).min)
+    if dtype_name in _NOT_FINITE:
+        bits, mask = _NOT_FINITE[dtype_name]
+        return np.asarray((values.view(bits) & bits(mask)) != mask)
+    return np.asarray(np.isfinite(values))

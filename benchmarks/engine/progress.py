@@ -1,0 +1,57 @@
+"""What a run shows while it goes on. Drawn between blocks only: a redraw during a timed block would take its core.
+
+Owns the display; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Progress:
+    """One bar over the cases of a run, one over the blocks of the present case."""
+
+    def __init__(self, console: Console, cases: int) -> None:
+        self._bars = Bars(
+            TextColumn("[bold]{task.fields[title]}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.description}"),
+            console=console,
+            auto_refresh=False,
+        )
+        self._cases = self._bars.add_task("", title="cases ", total=cases)
+        self._blocks = self._bars.add_task("", title="blocks", total=None)
+
+    def __enter__(self) -> Progress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def say(self, text: str) -> None:
+        """What is being done now."""
+        self._bars.update(self._blocks, description=text)
+        self._bars.refresh()
+
+    def print(self, text: str) -> None:
+        """A line that stays."""
+        self._bars.console.print(text, highlight=False)
+
+    def measuring(self, case: str, blocks: int) -> None:
+        """The measurement of ``case`` begins; it is ``blocks`` long."""
+        self._bars.reset(self._blocks, total=blocks, description=f"measuring {case}")
+        self._bars.refresh()
+
+    def advance(self) -> None:
+        """A block is done."""
+        self._bars.update(self._blocks, advance=1, refresh=True)
+
+    def case_done(self) -> None:
+        """A case is done."""
+        self._bars.update(self._cases, advance=1, refresh=True)

@@ -1,0 +1,56 @@
+"""How many rounds, and how many samples in a block: a fixed plan made from a pilot.
+
+Owns the numbers. The plan does not change once measurement has begun: stopping when an interval looks narrow would make
+the interval cover less than it says (Wald's sequential sampling bias).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# Duration of one block: long against a scheduler's time slice, short enough for many rounds.
+BLOCK_SECONDS = 0.06
+SAMPLES = (3, 50)
+ROUNDS = (8, 30)
+PILOT_ROUNDS = 2
+# Aim for the ratio's 95 % interval: half-width relative to the ratio.
+HALF_WIDTH = 0.005
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every implementation of a case gets: ``rounds`` blocks of ``samples[i]`` counted calls."""
+
+    rounds: int
+    samples: dict[str, int]
+
+
+def samples_for(seconds: float) -> int:
+    """Counted calls of a block, for a call that takes ``seconds``."""
+    return int(np.clip(math.ceil(BLOCK_SECONDS / max(seconds, 1e-9)), *SAMPLES))
+
+
+def plan(pilot: dict[str, Sequence[float]], overhead_s: float, available_s: float | None) -> Plan:
+    """The plan for one case.
+
+    Args:
+        pilot: per entry, the medians of its pilot blocks in seconds per call.
+        overhead_s: what a block costs beside its calls.
+        available_s: time left for this case; None where no budget was given.
+
+    Returns:
+        Rounds enough for a 95 % interval of the median ratio of ±0.5 % if round medians scatter as in the pilot
+        (the standard error of a median is 1.25 sigma / sqrt(n)), within the bounds and the time available. The least
+        number of rounds is kept even where time is short.
+    """
+    samples = {name: samples_for(float(np.median(values))) for name, values in pilot.items()}
+    scatter = max((float(np.std(v, ddof=1) / np.mean(v)) for v in pilot.values() if len(v) > 1), default=0.0)
+    wanted = math.ceil((1.96 * 1.25 * math.sqrt(2) * scatter / HALF_WIDTH) ** 2)
+    if available_s is not None:
+        cost = sum((samples[n] + 1) * float(np.median(v)) + overhead_s for n, v in pilot.items())
+        wanted = min(wanted, int(available_s / max(cost, 1e-9)))
+    return Plan(int(np.clip(wanted, *ROUNDS)), samples)

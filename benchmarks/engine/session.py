@@ -1,0 +1,228 @@
+"""A run: which cases over which implementations, in what order, within which budget; recorded as it goes.
+
+Owns the run's plan, its resumption and its provenance. One case's life is the trial's.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine import machine as machines
+from benchmarks.engine import memory, records, trial
+from impls.baselines import baseline_of
+from benchmarks.engine.buffers import Arena
+from benchmarks.engine.crew import Crew
+from benchmarks.engine.environments import Environment
+from benchmarks.engine.pool import Pool, Worker
+from benchmarks.engine.progress import Progress
+from benchmarks.engine.reference import VARIANTS, Reference
+from impls import registry
+from impls.contract import Device, Implementation
+from impls.workloads.base import Case
+
+ROOT = Path(__file__).resolve().parents[2]
+REGIMES = {"cpu": "warm", "cuda": "burst"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does.
+
+    Attributes:
+        cases: in the order in which they run.
+        implementations: those asked for; each case takes the ones of its workload, and its baseline always.
+        budget_s: seconds that the run should take, or None.
+        seed: of the inputs and of the order.
+    """
+
+    cases: tuple[Case, ...]
+    implementations: tuple[Implementation, ...]
+    budget_s: float | None
+    seed: int
+
+
+class Session:
+    """Runs a plan on this machine and appends to one records file.
+
+    Args:
+        environments: stack -> its environment.
+        missing: stack -> why it has none, one sentence; its implementations are recorded as unsupported.
+        writer: the records file; ``already`` is what it holds from the part of the run that was interrupted.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        device: Device,
+        environments: Mapping[str, Environment],
+        missing: Mapping[str, str],
+        writer: records.Writer | None,
+        already: records.Loaded | None = None,
+        deadlines: trial.Deadlines | None = None,
+    ) -> None:
+        self.plan, self.device = plan, device
+        self.environments, self.missing = environments, missing
+        self.writer = writer
+        self.finished = set(records.finished_cases(already)) if already else set()
+        self.deadlines = deadlines or trial.Deadlines()
+        self.phases = trial.Phases()
+        self.results: list[dict[str, Any]] = []
+
+    def run(self, progress: Progress, *, measure: bool = True) -> bool:
+        """Run the plan. Every result is recorded as soon as its case is done.
+
+        Returns:
+            False where Ctrl-C ended it early.
+
+        Raises:
+            RecordError: the results cannot be written; the ones before are on the disk.
+        """
+        self._begin()
+        start = time.monotonic()
+        interrupted = False
+        pool = Pool(ROOT, self.device, self.device.threads)
+        arena = Arena("session")
+        reference = Reference()
+        try:
+            crew = Crew(pool, self.environments, self._introduce)
+            todo = [c for c in self.plan.cases if c.id not in self.finished]
+            for done, case in enumerate(todo):
+                available = None
+                if self.plan.budget_s is not None:
+                    available = (self.plan.budget_s - (time.monotonic() - start)) / (len(todo) - done)
+                one = self._trial(case, crew, reference, arena, progress, available, measure)
+                interrupted = interrupted or (one is not None and one.interrupted)
+                if interrupted:
+                    break
+                progress.case_done()
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            pool.stop()
+            reference.close()
+            arena.close()
+            self.phases.seconds["wall"] = time.monotonic() - start
+        if self.writer:
+            self.writer.append("end", interrupted=interrupted, phases=_rounded(self.phases.seconds))
+        return not interrupted
+
+    def _trial(
+        self,
+        case: Case,
+        crew: Crew,
+        reference: Reference,
+        arena: Arena,
+        progress: Progress,
+        available_s: float | None,
+        measure: bool,
+    ) -> trial.Trial | None:
+        begun = time.monotonic()
+        baseline = baseline_of(case.workload, self.device.kind)
+        willing: list[Implementation] = []
+        too_large = memory.too_large(case, self.device, VARIANTS)
+        for implementation in self.plan.implementations:
+            if implementation.workload != case.workload:
+                continue
+            reason = (
+                registry.refusal(implementation, case, self.device)
+                or too_large
+                or self.missing.get(implementation.stack)
+            )
+            if reason is None:
+                willing.append(implementation)
+            else:
+                self._record(trial.refused(case, implementation, reason, self.plan.seed))
+        if not willing:
+            return None
+        one = trial.Trial(
+            case,
+            willing,
+            next((i for i in willing if i.name == baseline), None),
+            crew=crew,
+            reference=reference,
+            arena=arena,
+            device=self.device,
+            limits=machines.physical_limits(self.device),
+            seed=self.plan.seed,
+            progress=progress,
+            phases=self.phases,
+            deadlines=self.deadlines,
+            available_until=None if available_s is None else begun + available_s,
+            measure=measure,
+        )
+        for result in one.run():
+            self._record(result)
+        return one
+
+    # -- recording ------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self.writer is None:
+            return
+        self.writer.append(
+            "run",
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            seed=self.plan.seed,
+            machine=machines.describe(),
+            device=asdict(self.device) | {"features": sorted(self.device.features)},
+            harness={name: metadata.version(name) for name in ("ridgemark", "numpy", "ml_dtypes")}
+            | {"python": sys.version.split()[0]},
+            **provenance(ROOT),
+            plan={
+                "cases": [c.id for c in self.plan.cases],
+                "impls": [i.name for i in self.plan.implementations],
+                "budget_s": self.plan.budget_s,
+                "regime": REGIMES[self.device.kind],
+            },
+        )
+
+    def _introduce(self, worker: Worker) -> None:
+        if self.writer:
+            self.writer.append(
+                "stack",
+                stack=worker.stack,
+                versions=worker.versions,
+                python=worker.python,
+                lock=self.environments[worker.stack].lock,
+            )
+
+    def _record(self, result: dict[str, Any]) -> None:
+        result = result | {"regime": REGIMES[self.device.kind]}
+        self.results.append(result)
+        if self.writer:
+            start = time.perf_counter()
+            self.writer.append("result", **result)
+            self.phases.seconds["write"] += time.perf_counter() - start
+
+
+def provenance(root: Path) -> dict[str, Any]:
+    """Commit of the checkout at ``root`` and whether tracked files differ from it; null where it is no git checkout."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        return done.stdout.strip()
+
+    commit = git("rev-parse", "HEAD")
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in seconds.items()}
+
+
+def stacks_of(implementations: Sequence[Implementation]) -> list[str]:
+    """The stacks that these implementations need, once each, in order."""
+    return list(dict.fromkeys(i.stack for i in implementations))

@@ -1,0 +1,505 @@
+"""One case, start to end: prepare everywhere, check, measure in interleaved rounds, release.
+
+Owns the life of a case and the status each implementation ends with. It does not own which cases run (session), how a
+worker is talked to (pool) or what is right (judge).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.engine import memory, rounds
+from benchmarks.engine.buffers import Arena
+from benchmarks.engine.crew import Crew
+from benchmarks.engine.judge import Judge, Verdict
+from benchmarks.engine.machine import PhysicalLimits
+from benchmarks.engine.pool import Worker, WorkerError
+from benchmarks.engine.progress import Progress
+from benchmarks.engine.reference import VARIANTS, Asked, Reference
+from impls.contract import Device, Implementation
+from impls.workloads.base import Case
+
+# An implementation that skips one call in n is caught for certain where n is not above this.
+STREAK = 16
+# Memory for outputs that wait to be judged.
+KEPT_BYTES = 256 * 2**20
+# Time that the streak of checked calls may take.
+STREAK_SECONDS = 2.0
+
+_STATUS = {
+    "unsupported": "unsupported",
+    "failed": "failed",
+    "protocol": "failed",
+    "crashed": "crashed",
+    "memory": "crashed",
+    "timeout": "timeout",
+}
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that a worker may take, by the harness's clock: to prepare a case, and for any other request.
+
+    A block of calls gets twenty times what its calls are expected to take where that is longer.
+    """
+
+    prepare_s: float = 300.0
+    request_s: float = 60.0
+
+
+@dataclass
+class Entry:
+    """One implementation in this trial. ``replica`` 1 is the baseline's twin in a process of its own."""
+
+    implementation: Implementation
+    replica: int
+    program: str
+    prepared: bool = False
+    status: str | None = None
+    reason: str | None = None
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    variant: dict[int, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    prepare_s: float | None = None
+    first_call_s: float | None = None
+    peak_memory_bytes: int | None = None
+    method: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+    artefacts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None
+
+    @property
+    def seat(self) -> tuple[str, int]:
+        """Which worker it runs in."""
+        return (self.implementation.stack, self.replica)
+
+    def end(self, status: str, reason: str | None) -> None:
+        """Nothing more will be asked of it. Only ``ok`` keeps its times."""
+        self.status, self.reason = status, reason
+        if status != "ok":
+            self.rounds = []
+
+
+class Phases:
+    """Seconds by phase. ``kernel`` is the time inside the timed calls; ``block`` the requests around them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+
+class Trial:
+    """Runs one case over the implementations that support it.
+
+    Args:
+        implementations: those that said they support the case.
+        baseline: the one that the others are compared with; None where it is not among them.
+        available_until: ``time.monotonic()`` at which the case should be done; None where there is no budget.
+        measure: False judges only.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        implementations: Sequence[Implementation],
+        baseline: Implementation | None,
+        *,
+        crew: Crew,
+        reference: Reference,
+        arena: Arena,
+        device: Device,
+        limits: PhysicalLimits,
+        seed: int,
+        progress: Progress,
+        phases: Phases,
+        deadlines: Deadlines,
+        available_until: float | None = None,
+        measure: bool = True,
+    ) -> None:
+        self.case, self.device, self.limits, self.seed = case, device, limits, seed
+        self.crew, self.reference, self.arena = crew, reference, arena
+        self.progress, self.phases, self.deadlines = progress, phases, deadlines
+        self.available_until, self.measure = available_until, measure
+        self.interrupted = False
+        self.random = random.Random(seed)
+        entries = [Entry(i, 0, f"{case.id}|{i.name}|0") for i in implementations]
+        self.always: list[Entry] = []
+        if baseline is not None and measure:
+            twin = Entry(baseline, 1, f"{case.id}|{baseline.name}|1")
+            self.always = [e for e in entries if e.implementation is baseline] + [twin]
+            entries.append(twin)
+        self.entries = entries
+        self._slots: list[dict[str, tuple[np.ndarray, dict[str, Any]]]] = []
+        self._rounds_done = 0
+
+    def run(self) -> list[dict[str, Any]]:
+        """The results, one per entry that came to an end.
+
+        Ctrl-C ends the trial early: ``interrupted`` is then set, and the entries that have rounds keep them with
+        ``complete`` false.
+        """
+        asked = self.reference.ask(self.case, self.seed, self.arena)
+        groups = memory.groups(
+            [(e, memory.footprint(e.implementation, self.case)) for e in self.entries if e not in self.always],
+            [(e, memory.footprint(e.implementation, self.case)) for e in self.always],
+            int(memory.USABLE * self.device.memory_bytes) - memory.shared(self.case, VARIANTS, self.device),
+        )
+        try:
+            for group in groups:
+                self._prepare(group)
+                self._ready(asked)
+                self._check_all(group)
+                if self.measure:
+                    self._measure(group)
+                self._finish([e for e in group if e not in self.always])
+            self._finish(self.always)
+        except BrokenProcessPool:
+            for entry in self.entries:
+                if entry.alive:
+                    entry.end("failed", "The reference process died while making this case (of memory, most likely).")
+        except KeyboardInterrupt:
+            self.interrupted = True
+            for entry in self.entries:
+                if entry.alive and entry.rounds:
+                    entry.end("ok", None)
+        finally:
+            self._release(self.entries)
+            taken = [d for slot in self._slots for _, d in slot.values()]
+            for descriptor in taken + [d for variant in asked.descriptors for d in variant.values()]:
+                self.arena.free(descriptor)
+        return [result(self.case, e, self.seed, complete=not self.interrupted) for e in self.entries if not e.alive]
+
+    # -- preparing ------------------------------------------------------------------------------------------------
+
+    def _prepare(self, entries: Sequence[Entry]) -> None:
+        """Build in all workers at once; within one worker, one after the other."""
+        by_seat: dict[tuple[str, int], list[Entry]] = defaultdict(list)
+        for entry in entries:
+            if entry.alive and not entry.prepared:
+                by_seat[entry.seat].append(entry)
+        if not by_seat:
+            return
+        self.progress.say(f"{self.case.id}: preparing in {', '.join(sorted({stack for stack, _ in by_seat}))}")
+        with ThreadPoolExecutor(len(by_seat)) as threads:
+            try:
+                with self.phases("start"):
+                    list(threads.map(lambda seat: self._guard(by_seat[seat][0], lambda: self.crew.start(seat)), by_seat))
+                with self.phases("prepare"):
+                    list(threads.map(lambda seat: [self._prepare_one(e) for e in by_seat[seat]], by_seat))
+            except KeyboardInterrupt:
+                self.crew.stop()  # ends the requests that the threads wait for
+                raise
+
+    def _prepare_one(self, entry: Entry) -> None:
+        def build() -> None:
+            worker = self.crew.start(entry.seat)
+            worker.memory_limit_bytes = self._memory_limit(worker, entry)
+            answer = worker.call(
+                "prepare",
+                self.deadlines.prepare_s,
+                program=entry.program,
+                impl=entry.implementation.name,
+                case=self.case.id,
+            )
+            if entry.prepare_s is None:
+                entry.prepare_s = answer["prepare_s"]
+            entry.prepared = True
+            entry.config, entry.artefacts = answer["config"], answer["artefacts"]
+            entry.flags += [f for f in answer["flags"] if f not in entry.flags]
+
+        if entry.alive:
+            self._guard(entry, build)
+
+    def _ready(self, asked: Asked) -> None:
+        """Wait for inputs and references, once per trial."""
+        if self._slots:
+            return
+        with self.phases("reference"):
+            self.question = asked.answer()
+        self.judge = Judge(self.case, self.question.inputs, self.question.expected, self.seed)
+        specs = self.case.output_specs()
+        size = sum(s.nbytes for s in specs.values())
+        for _ in range(int(np.clip(KEPT_BYTES // max(size, 1), 2, STREAK))):
+            self._slots.append({n: self.arena.array(s.shape, s.dtype) for n, s in specs.items()})
+
+    def _memory_limit(self, worker: Worker, entry: Entry) -> int:
+        """Resident bytes at which a worker is ended: what it has, four times the plan, and room for a compiler."""
+        planned = memory.footprint(entry.implementation, self.case)
+        host = self.device.memory_bytes if self.device.kind == "cpu" else 64 * 2**30
+        return min(int(memory.USABLE * host), worker.resident_bytes() + 4 * planned + 3 * 2**30)
+
+    def _load(self, entry: Entry) -> None:
+        def load() -> None:
+            with self.phases("load"), self.crew.exclusive(entry.seat):
+                for which in range(memory.INPUT_SETS):
+                    entry.variant[which] = which
+                    self.crew.start(entry.seat).call(
+                        "load",
+                        self.deadlines.request_s,
+                        program=entry.program,
+                        set=which,
+                        inputs=self.question.descriptors[which],
+                    )
+
+        self._guard(entry, load)
+
+    # -- checking -------------------------------------------------------------------------------------------------
+
+    def _check_all(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if entry.alive and not entry.variant:
+                self._load(entry)
+                self.progress.say(f"{self.case.id}: checking {entry.implementation.name}")
+                if entry.alive:
+                    self._guard(entry, partial(self._check, entry))
+            if entry.alive and not (self.measure and entry.implementation.timed):
+                entry.end("checked", None)
+
+    def _finish(self, entries: Sequence[Entry]) -> None:
+        """Last looks at entries that have been measured, and their memory back."""
+        for entry in entries:
+            if entry.alive:
+                self._guard(entry, partial(self._inputs_unchanged, entry))
+            if entry.alive:
+                self._plausible(entry)
+            if entry.alive:
+                entry.end("ok", None)
+        self._release(entries)
+
+    def _check(self, entry: Entry) -> None:
+        """First call, a streak of calls over both input sets, and a call on new contents at the old place."""
+        first = self._judged_block(entry, [0])
+        if entry.first_call_s is None:
+            entry.first_call_s = first[0] / 1e6
+        if not entry.alive:
+            return
+        second = self._judged_block(entry, [1])
+        if not entry.alive:
+            return
+        entry.seconds = second[0] / 1e6
+        length = int(np.clip(STREAK_SECONDS / max(entry.seconds, 1e-9), 2, min(STREAK, len(self._slots))))
+        streak = self._judged_block(entry, [i % 2 for i in range(length)])
+        entry.seconds = float(np.median(streak)) / 1e6
+        if not entry.alive:
+            return
+        self._refill(entry, 0)
+        self._judged_block(entry, [0])
+        if entry.alive:
+            self._inputs_unchanged(entry)
+
+    def _judged_block(self, entry: Entry, sets: list[int]) -> list[float]:
+        return self._block(entry, sets, keep=list(range(len(sets))))["samples_us"]  # type: ignore[no-any-return]
+
+    def _inputs_unchanged(self, entry: Entry) -> None:
+        slot = {n: self.arena.array(s.shape, s.dtype) for n, s in self.case.input_specs().items()}
+        try:
+            for which, variant in entry.variant.items():
+                self.crew.start(entry.seat).call(
+                    "inputs",
+                    self.deadlines.request_s,
+                    program=entry.program,
+                    set=which,
+                    into={n: d for n, (_, d) in slot.items()},
+                )
+                with self.phases("judge"):
+                    verdict = self.judge.inputs_unchanged(variant, {n: a for n, (a, _) in slot.items()})
+                if not verdict.right:
+                    entry.end("wrong", verdict.reason)
+                    return
+        finally:
+            for _, descriptor in slot.values():
+                self.arena.free(descriptor)
+
+    # -- measuring ------------------------------------------------------------------------------------------------
+
+    def _measure(self, entries: Sequence[Entry]) -> None:
+        """A pilot, a plan, and the rounds: each visits the entries in random order and takes one block of each."""
+        pilot: dict[str, list[float]] = defaultdict(list)
+        blocks_s: list[float] = []
+        for _ in range(rounds.PILOT_ROUNDS):
+            for entry in self._shuffled(entries):
+                start = time.perf_counter()
+                samples = self._timed_block(entry, rounds.samples_for(entry.seconds))
+                if samples is not None:
+                    pilot[entry.program].append(float(np.median(samples["samples_us"])) / 1e6)
+                    blocks_s.append(time.perf_counter() - start - samples["kernel_s"])
+        if not pilot:
+            return
+        left = None if self.available_until is None else self.available_until - time.monotonic()
+        plan = rounds.plan(pilot, float(np.median(blocks_s)), left)
+        self.progress.measuring(self.case.id, plan.rounds * sum(e.alive for e in entries))
+        for number in range(self._rounds_done, self._rounds_done + plan.rounds):
+            for order, entry in enumerate(self._shuffled(entries)):
+                block = self._timed_block(entry, plan.samples[entry.program])
+                if block is not None:
+                    kept = {k: block[k] for k in ("t0", "samples_us", *block["telemetry"])}
+                    entry.rounds.append({"round": number, "order": order, **kept})
+                self.progress.advance()
+        self._rounds_done += plan.rounds
+
+    def _shuffled(self, entries: Sequence[Entry]) -> list[Entry]:
+        alive = [e for e in entries if e.alive]
+        return self.random.sample(alive, len(alive))
+
+    def _timed_block(self, entry: Entry, samples: int) -> dict[str, Any] | None:
+        """One block with fresh contents in one input set and two calls judged. The first call finds the caches as the
+        entry before left them; it is made and judged like any other but not counted."""
+
+        def take() -> dict[str, Any]:
+            first = self.random.randrange(memory.INPUT_SETS)
+            self._refill(entry, first)
+            sets = [(first + i) % memory.INPUT_SETS for i in range(samples + 1)]
+            keep = sorted({self.random.randrange(samples + 1), samples})
+            block = self._block(entry, sets, keep)
+            block["kernel_s"] = sum(block["samples_us"]) / 1e6
+            block["samples_us"] = block["samples_us"][1:]
+            return block
+
+        if not entry.alive:
+            return None
+        block = self._guard(entry, take)
+        return block if entry.alive else None
+
+    def _refill(self, entry: Entry, which: int) -> None:
+        """Other contents for one input set, at the same place: neither its last nor those of the other set."""
+        held = set(entry.variant.values())
+        entry.variant[which] = next(v for v in range(VARIANTS) if v not in held)
+        with self.phases("load"), self.crew.exclusive(entry.seat):
+            self.crew.start(entry.seat).call(
+                "refill",
+                self.deadlines.request_s,
+                program=entry.program,
+                set=which,
+                inputs=self.question.descriptors[entry.variant[which]],
+            )
+
+    def _block(self, entry: Entry, sets: list[int], keep: list[int]) -> dict[str, Any]:
+        """Calls in a row, and the verdict on the kept ones. Ends the entry where one is wrong."""
+        slots = {index: self._slots[i] for i, index in enumerate(keep)}
+        deadline = max(self.deadlines.request_s, 20 * entry.seconds * len(sets))
+        with self.phases("block"), self.crew.exclusive(entry.seat):
+            block = self.crew.start(entry.seat).call(
+                "block",
+                deadline,
+                program=entry.program,
+                sets=sets,
+                keep={str(i): {n: d for n, (_, d) in slot.items()} for i, slot in slots.items()},
+                poison=True,
+            )
+        self.phases.seconds["kernel"] += sum(block["samples_us"]) / 1e6
+        entry.method = block["method"]
+        with self.phases("judge"):
+            for index, slot in slots.items():
+                verdict = self.judge.outputs(entry.variant[sets[index]], {n: a for n, (a, _) in slot.items()})
+                _keep_worst(entry.errors, verdict)
+                if not verdict.right:
+                    entry.end("wrong", verdict.reason)
+                    break
+        return block
+
+    def _plausible(self, entry: Entry) -> None:
+        """A time beyond what physics allows is a wrong time, whatever the outputs look like."""
+        fastest = min((s for r in entry.rounds for s in r["samples_us"]), default=None)
+        if fastest is None:
+            return
+        floor = self.limits.least_seconds(self.case)
+        if fastest / 1e6 < floor:
+            entry.end(
+                "wrong",
+                f"A call took {fastest:.3g} us; this device cannot do the work in under {floor * 1e6:.3g} us.",
+            )
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+
+    def _guard(self, entry: Entry, action: Callable[[], Any]) -> Any:
+        """Do it; an error ends the entry. Where the worker died, its other entries move to a new one."""
+        try:
+            return action()
+        except WorkerError as error:
+            entry.end(_STATUS[error.kind], error.message)
+            if not self.crew.alive(entry.seat):
+                self._revive(entry.seat)
+            return None
+
+    def _revive(self, seat: tuple[str, int]) -> None:
+        for other in self.entries:
+            if other.seat == seat and other.alive and other.prepared:
+                other.prepared = False
+                self._prepare_one(other)
+                if other.alive and other.variant:
+                    other.variant = {}
+                    self._load(other)
+
+    def _release(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if entry.prepared and self.crew.alive(entry.seat):
+                entry.prepared = False
+                try:
+                    answer = self.crew.start(entry.seat).call(
+                        "release", self.deadlines.request_s, program=entry.program
+                    )
+                    entry.peak_memory_bytes = answer["peak_memory_bytes"]
+                except WorkerError as error:
+                    entry.flags.append(f"release failed: {error.message}")
+
+
+def result(case: Case, entry: Entry, seed: int, *, complete: bool) -> dict[str, Any]:
+    """The fields of an entry's result record."""
+    i = entry.implementation
+    right = entry.status in ("ok", "checked")
+    return {
+        "case": case.id,
+        "impl": i.name,
+        "replica": entry.replica,
+        "status": entry.status,
+        "reason": entry.reason,
+        "method": entry.method if entry.rounds else None,
+        "rounds": entry.rounds,
+        "prepare_s": entry.prepare_s,
+        "first_call_s": entry.first_call_s,
+        "peak_memory_bytes": entry.peak_memory_bytes,
+        "errors": entry.errors,
+        "traffic_bytes": i.traffic_bytes(case) if right else None,
+        "workspace_bytes": i.workspace_bytes(case) if right else None,
+        "config": entry.config,
+        "flags": entry.flags,
+        "seed": seed,
+        "complete": complete,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def refused(case: Case, implementation: Implementation, reason: str, seed: int) -> dict[str, Any]:
+    """The result of an implementation that does not run the case at all."""
+    entry = Entry(implementation, 0, "", status="unsupported", reason=reason)
+    return result(case, entry, seed, complete=True)
+
+
+def _keep_worst(errors: dict[str, dict[str, float]], verdict: Verdict) -> None:
+    for name, figures in verdict.errors.items():
+        before = errors.setdefault(name, dict.fromkeys(figures, 0.0))
+        errors[name] = {k: max(before[k], v) for k, v in figures.items()}
