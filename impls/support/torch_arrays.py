@@ -1,0 +1,74 @@
+"""NumPy <-> torch, every dtype of the workloads, bit for bit, without a copy on the CPU.
+
+Owns the conversion and nothing else. It imports torch: implementations import it inside ``prepare`` (or later), never
+at module level.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from impls.workloads.dtypes import dtype
+
+_TORCH = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    # tf32 is stored as f32 whose low significand bits are zero.
+    "tf32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f8e4m3": torch.float8_e4m3fn,
+    "i8": torch.int8,
+    "i32": torch.int32,
+}
+# NumPy knows bf16 and fp8 only as extension types, which torch's bridge refuses: the bits cross as integers.
+_BITS = {
+    torch.bfloat16: (torch.int16, np.dtype(np.int16), dtype("bf16").storage),
+    torch.float8_e4m3fn: (torch.uint8, np.dtype(np.uint8), dtype("f8e4m3").storage),
+}
+_BY_STORAGE = {storage: (tensor_type, bits) for tensor_type, (_, bits, storage) in _BITS.items()}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype that stores dtype ``name`` of the workloads.
+
+    Raises:
+        KeyError: no such dtype; the message lists the known names.
+    """
+    return _TORCH[dtype(name).name]
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    """A CPU tensor over the array's memory: any strides that are not negative, the same bits.
+
+    Raises:
+        TypeError: torch has no such dtype.
+        ValueError: a stride is negative.
+    """
+    if array.dtype in _BY_STORAGE:
+        tensor_type, bits = _BY_STORAGE[array.dtype]
+        return torch.from_numpy(array.view(bits)).view(tensor_type)
+    return torch.from_numpy(array)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor as an array with the same bits: over its memory where it lies on the CPU, else a copy."""
+    host = tensor.detach().cpu()
+    if host.dtype in _BITS:
+        bits, _, storage = _BITS[host.dtype]
+        return host.view(bits).numpy().view(storage)
+    return host.numpy()
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """Fill with NaN, integers with the least value: what an element looks like that was never written.
+
+    f8e4m3's NaN has all bits but the sign set (OCP 8-bit floating point rev. 1.0); torch's ``fill_`` knows no NaN there.
+    """
+    if tensor.dtype == torch.float8_e4m3fn:
+        tensor.view(torch.uint8).fill_(0x7F)
+    elif tensor.is_floating_point():
+        tensor.fill_(float("nan"))
+    else:
+        tensor.fill_(torch.iinfo(tensor.dtype).min)
