@@ -12,7 +12,7 @@ any other case. Repeats default to what takes 1 to 50 ms on a small CPU; ``repea
     Inputs ``A`` (64, 64) and ``B`` (64, 64), row-major, in the dtype, whole numbers in [-63, 63] (i8: [-127, 127];
     f8e4m3: [-7, 7]). Output ``C`` (64, 64), i32::
 
-        C = repeats * (A @ B)   modulo 2^32, as two's complement
+        C = repeats * (A @ B)   modulo 2^31, so 0 <= C < 2^31 (wrapping i32 arithmetic, then the sign bit cleared)
 
     Work: ``2 * 64^3 * repeats`` FLOPs. All 64^3 multiply-adds of every repeat are to be executed, with the dtype's
     operands and accumulators of f32 (i8: i32). The result is exact: the tolerance is zero, whatever the order.
@@ -33,15 +33,16 @@ any other case. Repeats default to what takes 1 to 50 ms on a small CPU; ``repea
     2^14 terms.
 
 ``ceiling:read:<size>``: read bandwidth of a buffer of that size.
-    Input ``X`` (size / 4,), i32, uniform over all bit patterns. Output ``Y`` (1,), i32::
+    Input ``X`` (size / 4,), i32, uniform over all values but the least (which marks what was never written).
+    Output ``Y`` (1,), i32::
 
-        Y[0] = repeats * (sum of X)   modulo 2^32, as two's complement
+        Y[0] = repeats * (sum of X)   modulo 2^31, so 0 <= Y < 2^31 (wrapping i32 arithmetic, then the sign bit cleared)
 
     Every repeat reads the whole buffer: ``size * repeats`` bytes. A thread reads the same part in every repeat, so a
     memory level is probed by a size that fits it (all threads together). The output's 4 bytes are not counted.
 
 ``ceiling:copy:<size>``: copy bandwidth of a buffer of that size into another.
-    Input ``X`` (size / 4,), i32, uniform over all bit patterns. Output ``Y`` = X. Every repeat copies the whole buffer:
+    Input ``X`` (size / 4,), i32, as for read. Output ``Y`` = X. Every repeat copies the whole buffer:
     ``2 * size * repeats`` bytes, each read and each write counted once as in STREAM (McCalpin 1995); a line that is
     fetched only to be overwritten is not counted. The working set is twice the size.
 
@@ -59,7 +60,7 @@ from typing import ClassVar
 import numpy as np
 
 from impls.workloads.base import Case, CaseError, Expected, TensorSpec
-from impls.workloads.draws import integers, normals, stream
+from impls.workloads.draws import integers, normals
 from impls.workloads.dtypes import dtype
 
 PROBES = ("rate", "exp", "read", "copy", "launch")
@@ -81,6 +82,8 @@ _SWEEP = 1 << 30
 _MOST_BYTES = 1 << 42
 _MOST_REPEATS = (1 << 31) - 64
 _PAGE = 4096
+# Sums are compared modulo this: exact however they wrapped in i32, and never the least i32.
+_MODULUS = 1 << 31
 _UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 
 
@@ -206,15 +209,13 @@ class Ceiling(Case):
         return {"Y": TensorSpec((self.bytes // 4 if self.probe == "copy" else 1,), "i32")}
 
     def inputs(self, seed: int) -> dict[str, np.ndarray]:
-        """Small whole numbers (rate), standard normals (exp), or any bit patterns (read, copy, launch)."""
+        """Small whole numbers (rate), standard normals (exp), or any i32 but the least (read, copy, launch)."""
         specs = self.input_specs()
         if self.probe == "rate":
             return {n: integers(seed, n, s.shape, self.dtype, _BOUND[self.dtype]) for n, s in specs.items()}
         if self.probe == "exp":
             return {"X": normals(seed, "X", (VECTOR,), self.dtype)}
-        info = np.iinfo(np.int32)
-        (count,) = specs["X"].shape
-        return {"X": stream(seed, "X").integers(info.min, info.max, count, dtype=np.int32, endpoint=True)}
+        return {"X": integers(seed, "X", specs["X"].shape, "i32", np.iinfo(np.int32).max)}
 
     def reference_flops(self) -> int:
         """Operations of one repeat: the others are known from it."""
@@ -228,11 +229,11 @@ class Ceiling(Case):
         2^14 f32 additions: in an accumulator of r terms the roundings of the 64 shifts come back in every period, so
         the error can drift as r u sqrt(64) / 64 / sqrt(3) (2^-13.8 here), times a safety factor of 3.5.
 
-        A sample of the copy probe takes one element of every page, the first and the last; ``invariants`` sees all.
+        The copy probe's are one element of every page, the first and the last: ``invariants`` sees all.
         """
         if self.probe == "rate":
             product = inputs["A"].astype(np.int64) @ inputs["B"].astype(np.int64)
-            return {"C": Expected(None, _wrapped(product * self.repeats), np.zeros(()))}
+            return {"C": Expected(None, (product * self.repeats % _MODULUS).astype(np.float64), np.zeros(()))}
         x = inputs["X"]
         if self.probe == "exp":
             wide = x.astype(np.float64)
@@ -241,13 +242,11 @@ class Ceiling(Case):
             u = dtype(self.dtype).unit_roundoff
             return {"Y": Expected(None, value, value * ((np.abs(wide) + 1) * u + 8 * u + 2.0**-12))}
         if self.probe == "read":
-            total = int(x.sum(dtype=np.int64)) * self.repeats % 2**32
-            return {"Y": Expected(None, _wrapped(np.array([total])), np.zeros(()))}
-        if sample is None or x.size == 1:
-            return {"Y": Expected(None, x.astype(np.float64), np.zeros(()))}
+            total = int(x.sum(dtype=np.int64)) * self.repeats % _MODULUS
+            return {"Y": Expected(None, np.array([float(total)]), np.zeros(()))}
         per_page = _PAGE // 4
         pages = np.arange(x.size // per_page) * per_page
-        chosen = pages + np.random.default_rng(sample).integers(0, per_page, pages.size)
+        chosen = pages + np.random.default_rng(sample or 0).integers(0, per_page, pages.size)
         index = np.unique(np.concatenate([chosen, [0, x.size - 1]]))
         return {"Y": Expected((index,), x[index].astype(np.float64), np.zeros(()))}
 
@@ -256,11 +255,6 @@ class Ceiling(Case):
         if self.probe == "copy" and not np.array_equal(inputs["X"], outputs["Y"]):
             return f"{np.count_nonzero(inputs['X'] != outputs['Y'])} elements of the copy differ from their source."
         return None
-
-
-def _wrapped(values: np.ndarray) -> np.ndarray:
-    """Whole numbers modulo 2^32 as two's complement, in float64."""
-    return values.astype(np.int64).astype(np.uint32).view(np.int32).astype(np.float64)
 
 
 def _size(text: str) -> int:
