@@ -1,0 +1,191 @@
+"""Arrays shared between the harness and its workers: raw bytes in memory-mapped files, and their descriptors.
+
+Owns the descriptor {path, dtype, shape, strides, offset}, the arena that makes and frees such arrays, and the checked
+copy from an implementation's arrays into them. It does not own the folders (scratch) or what the arrays mean.
+
+Files hold raw bytes and the dtype travels by name: ``.npy`` loses bf16 and fp8. Standard library, NumPy and
+``impls.workloads`` only: it runs in every stack's environment.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.engine import scratch
+from impls.workloads.dtypes import dtype
+
+Descriptor = dict[str, Any]
+
+# What an arena leaves free of a file system: others (NCCL, data loaders) need some of /dev/shm too.
+_LEFT_FREE = 0.1
+# A page, which is also enough alignment for every library to take an array without a copy (XLA asks for 64 bytes).
+_ALIGNMENT = mmap.PAGESIZE
+
+
+class NoRoom(Exception):
+    """No file system has room for an array; the message says how much was wanted and where to make room."""
+
+
+class WrongArrays(Exception):
+    """Arrays differ in name, shape or dtype from what was asked for; the message is one sentence."""
+
+
+def view(descriptor: Descriptor) -> np.ndarray:
+    """The described array, mapped into this process and writable; the mapping lives as long as the array.
+
+    Raises:
+        OSError: the file is gone or cannot be mapped.
+        TypeError: the file is smaller than the descriptor says.
+        KeyError: the descriptor is incomplete or names no known dtype.
+    """
+    fd = os.open(descriptor["path"], os.O_RDWR | os.O_CLOEXEC)
+    try:
+        # Populated at once: a page fault per page would otherwise fall into the copy that follows a timed call.
+        mapped = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    finally:
+        os.close(fd)
+    return np.ndarray(
+        tuple(descriptor["shape"]),
+        dtype(descriptor["dtype"]).storage,
+        buffer=mapped,
+        offset=descriptor["offset"],
+        strides=tuple(descriptor["strides"]),
+    )
+
+
+class Arena:
+    """Makes arrays in files and frees them. Not to be used from several threads at once.
+
+    Args:
+        label: begins the files' names, for whoever looks into the folder.
+    """
+
+    def __init__(self, label: str) -> None:
+        if not re.fullmatch(r"[\w.-]+", label):
+            raise ValueError(f"{label!r} cannot begin a file's name: use letters, digits, '_', '.' and '-'.")
+        self._label = label
+        self._files: set[Path] = set()
+        self._made = 0
+
+    def array(self, shape: Sequence[int], dtype_name: str) -> tuple[np.ndarray, Descriptor]:
+        """A new C-contiguous array of zeros, and its descriptor.
+
+        Raises:
+            NoRoom: it fits neither into shared memory nor into the temporary folder.
+        """
+        storage = dtype(dtype_name).storage
+        shape = tuple(int(n) for n in shape)
+        nbytes = math.prod(shape) * storage.itemsize
+        path = self._reserve(max(nbytes, 1))
+        descriptor: Descriptor = {
+            "path": str(path),
+            "dtype": dtype_name,
+            "shape": list(shape),
+            "strides": _strides(shape, storage.itemsize),
+            "offset": 0,
+        }
+        return view(descriptor), descriptor
+
+    def put(self, array: np.ndarray, dtype_name: str) -> Descriptor:
+        """A copy of ``array``.
+
+        Raises:
+            ValueError: ``array`` is not stored as ``dtype_name`` is: nothing is converted in silence.
+            NoRoom: as ``array``.
+        """
+        storage = dtype(dtype_name).storage
+        if array.dtype != storage:
+            raise ValueError(f"{dtype_name} is stored as {storage}, not as {array.dtype}: convert the array first.")
+        copy, descriptor = self.array(array.shape, dtype_name)
+        copy[...] = array
+        return descriptor
+
+    def free(self, descriptor: Descriptor) -> None:
+        """Give the array's file back. Arrays over it stay usable; its memory goes when the last of them goes.
+
+        Raises:
+            ValueError: it is not an array of this arena, or was freed before.
+        """
+        path = Path(descriptor["path"])
+        if path not in self._files:
+            raise ValueError(f"{path} is no array of this arena, or was freed before.")
+        self._files.remove(path)
+        path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Free everything."""
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        self._files.clear()
+
+    def _reserve(self, nbytes: int) -> Path:
+        """A file whose bytes are really there: writing to a sparse one would end in SIGBUS where memory is short."""
+        self._made += 1
+        looked = []
+        for place in scratch.places():
+            looked.append(str(place))
+            stat = os.statvfs(place)
+            if nbytes > stat.f_bavail * stat.f_frsize - _LEFT_FREE * stat.f_blocks * stat.f_frsize:
+                continue
+            path = scratch.folder(place) / f"{self._label}-{self._made}-{id(self):x}"
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, nbytes)
+            except OSError as error:
+                path.unlink()
+                if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
+                    raise
+                continue
+            finally:
+                os.close(fd)
+            self._files.add(path)
+            return path
+        raise NoRoom(
+            f"An array of {nbytes / 2**20:,.1f} MiB fits nowhere: make room in {' or '.join(looked) or '/dev/shm'}, "
+            "or set TMPDIR to a folder with room."
+        )
+
+
+def _strides(shape: tuple[int, ...], itemsize: int) -> list[int]:
+    return [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def own_copy(array: np.ndarray) -> np.ndarray:
+    """A private C-contiguous copy that begins on a page boundary, in every process alike.
+
+    NumPy's own arrays begin 16 bytes into a page: a library that wants more alignment would copy them, another would
+    not, and the two would be timed on different memory.
+    """
+    room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def copy_into(into: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> None:
+    """Copy arrays by name, each into one of the same shape and dtype.
+
+    Raises:
+        WrongArrays: a name is missing or too many, or a shape or dtype differs.
+    """
+    if set(arrays) != set(into):
+        raise WrongArrays(f"It gave {', '.join(sorted(arrays)) or 'nothing'}, not {', '.join(sorted(into))}.")
+    for name, target in into.items():
+        array = arrays[name]
+        if not isinstance(array, np.ndarray):
+            raise WrongArrays(f"It gave {name} as {type(array).__name__}, not as a NumPy array.")
+        if array.shape != target.shape or array.dtype != target.dtype:
+            raise WrongArrays(
+                f"It gave {name} as {array.dtype}{list(array.shape)}, not as {target.dtype}{list(target.shape)}."
+            )
+        np.copyto(target, array)

@@ -1,0 +1,221 @@
+"""What a worker does: builds cases, holds their inputs, runs blocks of calls.
+
+Owns the operations (docs/architecture.md, "A case in a worker") and the life of a program. It does not own the pipes
+(worker), time (timing/), deadlines or memory limits (pool). Standard library, NumPy and ``impls`` only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import inspect
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from benchmarks.engine import buffers, protocol
+from impls import registry
+from impls.contract import Device, Program, Unsupported
+from impls.workloads.base import parse_case
+
+#: Which module takes the times on which kind of device: its ``block`` has the signature of ``timing.cpu.block``.
+TIMING = {"cpu": "benchmarks.engine.timing.cpu", "cuda": "benchmarks.engine.timing.cupti"}
+
+
+class BadRequest(Exception):
+    """A request that does not fit what is there; the message is one sentence."""
+
+
+class Residency:
+    """Growth of the process's resident memory while one program loads inputs and is called.
+
+    What ``prepare`` takes is left out: the first program of a process would be charged with its library's code.
+
+    Attributes:
+        peak_bytes: the largest growth so far; None where the kernel does not tell.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes: int | None = 0
+        self._held = 0
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Around an operation of the program."""
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark: proc_pid_clear_refs(5)
+            before = _status_bytes("VmRSS")
+        except (OSError, LookupError):
+            self.peak_bytes = None
+        yield
+        if self.peak_bytes is not None:
+            self.peak_bytes = max(self.peak_bytes, self._held + _status_bytes("VmHWM") - before)
+            self._held += _status_bytes("VmRSS") - before
+
+
+def _status_bytes(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0]) * 1024
+    raise LookupError(key)
+
+
+@dataclass
+class _Loaded:
+    """One input set: the worker's own arrays, which a CPU program may have wrapped, and what ``load`` made of them."""
+
+    arrays: dict[str, np.ndarray]
+    value: Any
+
+
+@dataclass
+class _Built:
+    """One prepared program."""
+
+    program: Program
+    timing: ModuleType
+    sets: dict[int, _Loaded] = field(default_factory=dict)
+    residency: Residency = field(default_factory=Residency)
+
+
+class Operations:
+    """The operations of one worker, and the programs it holds."""
+
+    def __init__(self) -> None:
+        self._programs: dict[str, _Built] = {}
+        self._named: dict[str, Callable[..., dict[str, Any]]] = {
+            "prepare": self.prepare,
+            "load": self.load,
+            "refill": self.refill,
+            "block": self.block,
+            "inputs": self.inputs,
+            "release": self.release,
+            "shutdown": lambda: {},
+        }
+
+    def reply(self, message: protocol.Message) -> protocol.Message:
+        """Do what a request asks, and say how it ended. Raises nothing: ``exit`` and the like go through."""
+        number, op = message["id"], message["op"]
+        args = {name: value for name, value in message.items() if name not in ("id", "op")}
+        if op not in self._named:
+            return protocol.error(number, "protocol", f"There is no operation {op!r}.", "")
+        operation = self._named[op]
+        try:
+            inspect.signature(operation).bind(**args)
+        except TypeError as error:
+            return protocol.error(number, "protocol", f"{op}: {_sentence(error)}", "")
+        try:
+            return protocol.result(number, operation(**args))
+        except BadRequest as error:
+            return protocol.error(number, "protocol", _sentence(error), traceback.format_exc())
+        except Unsupported as error:
+            return protocol.error(number, "unsupported", _sentence(error), traceback.format_exc())
+        except buffers.WrongArrays as error:
+            return protocol.error(number, "failed", _sentence(error), traceback.format_exc())
+        except Exception as error:
+            told = f"{op} raised {type(error).__name__}: {_sentence(error)}"
+            return protocol.error(number, "failed", told, traceback.format_exc())
+
+    def prepare(self, program: str, impl: str, case: str, device: Mapping[str, Any]) -> dict[str, Any]:
+        """Build a case; ``program`` names it from now on. ``prepare_s`` includes the import of the stack's library."""
+        if program in self._programs:
+            raise BadRequest(f"Program {program!r} is there already.")
+        target = Device(**{**device, "features": frozenset(device["features"])})
+        timing = importlib.import_module(TIMING[target.kind])
+        wanted = parse_case(case)
+        implementation = registry.find(impl, wanted.workload)
+        start = time.perf_counter()
+        built = implementation.prepare(wanted, target)
+        seconds = time.perf_counter() - start
+        self._programs[program] = _Built(built, timing)
+        return {"prepare_s": seconds, "config": built.config, "flags": built.flags, "artefacts": built.artefacts}
+
+    def load(self, program: str, set: int, inputs: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
+        """Copy inputs out of the shared buffers, and give the copies to the program."""
+        built = self._get(program)
+        built.sets.pop(set, None)
+        with built.residency.watch():
+            arrays = {name: buffers.own_copy(buffers.view(descriptor)) for name, descriptor in inputs.items()}
+            start = time.perf_counter()
+            value = built.program.load(arrays)
+            built.program.synchronize()
+            seconds = time.perf_counter() - start
+        built.sets[set] = _Loaded(arrays, value)
+        return {"load_s": seconds}
+
+    def refill(self, program: str, set: int, inputs: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
+        """New contents for a loaded set, at the same place."""
+        built = self._get(program)
+        loaded = self._loaded(built, set)
+        try:
+            buffers.copy_into(loaded.arrays, {name: buffers.view(d) for name, d in inputs.items()})
+        except buffers.WrongArrays:
+            raise BadRequest(
+                "A set is refilled with inputs of the names, shapes and dtypes it was loaded with."
+            ) from None
+        loaded.value = built.program.refill(loaded.value, loaded.arrays)
+        built.program.synchronize()
+        return {}
+
+    def block(
+        self,
+        program: str,
+        sets: Sequence[int],
+        keep: Mapping[str, Mapping[str, buffers.Descriptor]],
+        poison: bool,
+        timed: bool = True,
+    ) -> dict[str, Any]:
+        """A block of calls, by the timing module of the program's device."""
+        built = self._get(program)
+        loaded = {which: self._loaded(built, which).value for which in sets}
+        copies = {int(index): {name: buffers.view(d) for name, d in into.items()} for index, into in keep.items()}
+        if not all(0 <= index < len(sets) for index in copies):
+            raise BadRequest(f"A block of {len(sets)} calls has no call {max(copies)}.")
+        with built.residency.watch():
+            answer: dict[str, Any] = built.timing.block(built.program, loaded, sets, copies, poison, timed)
+        return answer
+
+    def inputs(self, program: str, set: int, into: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
+        """Copy a set's inputs, as they are now, into shared buffers."""
+        built = self._get(program)
+        now = built.program.read_inputs(self._loaded(built, set).value)
+        buffers.copy_into({name: buffers.view(descriptor) for name, descriptor in into.items()}, now)
+        return {}
+
+    def release(self, program: str) -> dict[str, Any]:
+        """Forget a program and free what it holds. ``peak_memory_bytes`` is the growth of resident host memory."""
+        built = self._get(program)
+        del self._programs[program]
+        peak = built.residency.peak_bytes
+        built.sets.clear()
+        built.program.release()
+        del built
+        gc.collect()
+        return {"peak_memory_bytes": peak}
+
+    def _get(self, program: str) -> _Built:
+        if program not in self._programs:
+            raise BadRequest(f"There is no program {program!r} here.")
+        return self._programs[program]
+
+    @staticmethod
+    def _loaded(built: _Built, which: int) -> _Loaded:
+        if which not in built.sets:
+            raise BadRequest(f"Input set {which} is not loaded.")
+        return built.sets[which]
+
+
+def _sentence(error: Exception) -> str:
+    """The first line of what an exception says, at most 300 characters, with a full stop."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    if len(text) > 300:
+        text = text[:297] + "..."
+    return text if text.endswith((".", "!", "?")) else text + "."
