@@ -1,4 +1,4 @@
-"""The Python environment that each stack's worker runs in: found, built from a lock, or mapped to a ready-made interpreter.
+"""The Python environment of each stack's worker: found, built from a lock, or mapped to a ready-made interpreter.
 
 Owns ``impls/<stack>/env.toml`` (what a stack needs, per device family), the pinned locks beside the stacks
 (``impls/locks/<stack>-<family>.lock``), the cache of built environments and the map of ready-made interpreters. It does
@@ -22,7 +22,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
@@ -78,8 +77,8 @@ class Needs:
         family: ``cpu`` or ``cuda``.
         python: version specifier of the interpreter, e.g. ``>=3.11,<3.15``.
         requires: abstract requirements that the lock is made from.
-        lock: the pinned requirements, ``<owner>-<family>.lock``; the owner is another stack where this one shares its lock.
-        owner: the stack that the lock belongs to.
+        lock: the pinned requirements, ``<owner>-<family>.lock``.
+        owner: the stack that the lock belongs to: another one where this stack shares its lock.
         environ: variables that the worker is started with.
         report: distributions whose versions go into the record.
         probe: module whose import proves that the environment works.
@@ -264,7 +263,7 @@ def interpreter_map_file() -> Path:
 
 
 def mapped_interpreter(stack: str) -> Path | None:
-    """The ready-made interpreter that the user's map gives ``stack`` (or every stack, ``"*"``); None where it gives none.
+    """The ready-made interpreter that the user's map gives ``stack`` (or every stack, ``"*"``), or None.
 
     The map reads ``[stacks]``, then ``blas = "/usr/bin/python3"``. A relative path is relative to the map's folder.
 
@@ -381,8 +380,8 @@ def lock(stack: str, family: str, progress: Progress) -> Path:
         listing = subprocess.run(
             [python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
         )
-    pins = {canonicalize_name(d["name"]): Version(d["version"]).public for d in json.loads(listing.stdout)}
-    del pins["pip"]
+    installed = {str(canonicalize_name(d["name"])): d["version"] for d in json.loads(listing.stdout)}
+    pins = {name: Version(version).public for name, version in installed.items() if name != "pip"}
     header = (
         f'# Made by `nox -s "lock({stack})"` from {", ".join(needs.requires)}\n'
         f"# with CPython {interpreter.version} on {sys.platform} {platform.machine()}; serves Python {needs.python}.\n"
@@ -472,10 +471,9 @@ def _check_imports(needs: Needs, python: Path, log: Path) -> None:
 def import_trouble(python: Path, needs: Needs) -> str | None:
     """What goes wrong when ``python`` imports what a worker of the stack needs; None where all imports work."""
     modules = dict.fromkeys((*WORKER_MODULES, needs.probe))
-    command = [python, "-c", "import " + ", ".join(modules)]
     try:
         done = subprocess.run(
-            command,
+            [python, "-c", "import " + ", ".join(modules)],
             capture_output=True,
             text=True,
             errors="replace",

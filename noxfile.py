@@ -1,0 +1,83 @@
+"""The project's tasks: ``nox`` compares, ``nox -s tests`` tests, ``nox --list`` shows the rest.
+
+All sessions run in one light environment, the harness's, in ``.nox/harness``: one per session would install the same
+packages a dozen times. The stacks' environments are built from their locks by ``benchmarks.engine.environments`` and
+are kept outside the clone.
+"""
+
+import sys
+import tomllib
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["compare"]
+nox.options.default_venv_backend = "none"
+
+HARNESS = Path(".nox", "harness").absolute()
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+#: stack -> its env.toml: one section per device family.
+NEEDS = {p.parent.name: tomllib.loads(p.read_text()) for p in sorted(Path("impls").glob("*/env.toml"))}
+CPU_STACKS = [stack for stack, families in NEEDS.items() if "cpu" in families]
+# A stack that shares another's lock has none of its own.
+LOCKED_STACKS = [stack for stack, families in NEEDS.items() if any("requires" in f for f in families.values())]
+
+_installed: set[str | None] = set()
+
+
+def harness(session: nox.Session, group: str | None = None) -> None:
+    """Install the harness, editable, and one of its dependency groups; once in a run of nox."""
+    if not (HARNESS / "bin" / "pip").exists():
+        session.run(sys.executable, "-m", "venv", str(HARNESS), external=True)
+    if group not in _installed:
+        packages = nox.project.dependency_groups(PYPROJECT, group) if group else ()
+        run(session, "pip", "install", "--quiet", "--editable", ".", *packages)
+        _installed.add(group)
+
+
+def run(session: nox.Session, tool: str, *arguments: str) -> None:
+    """Run a tool of the harness's environment."""
+    session.run(str(HARNESS / "bin" / tool), *arguments, external=True)
+
+
+def environment(session: nox.Session, action: str, stack: str, family: str) -> None:
+    """Find, build or lock the environment of a stack."""
+    run(session, "python", "-m", "benchmarks.engine.environments", action, stack, "--family", family)
+
+
+@nox.session
+def compare(session: nox.Session) -> None:
+    """Check and measure the quick cases in every CPU stack, and show the table; arguments go to ``ridgemark compare``."""
+    harness(session)
+    run(session, "ridgemark", "compare", *(session.posargs or ("--cases", "quick")))
+
+
+@nox.session
+@nox.parametrize("part", [nox.param(p, id=p) for p in ("unit", *CPU_STACKS)])
+def tests(session: nox.Session, part: str) -> None:
+    """Unit tests of the harness; conformance tests of one stack in its environment. Arguments go to pytest."""
+    harness(session, "test")
+    if part == "unit":
+        run(session, "pytest", "tests", "--ignore", "tests/conformance", *session.posargs)
+    else:
+        environment(session, "build", part, "cpu")
+        run(session, "pytest", "tests/conformance", "--stack", part, *session.posargs)
+
+
+@nox.session
+@nox.parametrize("stack", [nox.param(s, id=s) for s in LOCKED_STACKS])
+def lock(session: nox.Session, stack: str) -> None:
+    """Make a stack's locks anew from the requirements in its env.toml, one per device family."""
+    harness(session)
+    for family, needs in NEEDS[stack].items():
+        if "requires" in needs:
+            environment(session, "lock", stack, family)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, formatting and types."""
+    harness(session, "lint")
+    run(session, "ruff", "check")
+    run(session, "ruff", "format", "--check")
+    run(session, "mypy")
