@@ -1,0 +1,1 @@
+"""Kernels of the ceilings: IR as text, compiled by LLVM for the host and run on all cores."""
