@@ -24,8 +24,8 @@ CACHE_BYTES = 4 << 30
 RESULTS_BYTES = 200 << 20
 # Inputs and outputs pass through shared memory; a container's default of 64 MiB is too small for most cases.
 SHARED_MEMORY_BYTES = 1 << 30
-# Share of the CPUs that other programs may take before times suffer visibly.
-OTHERS_LOAD = 0.05
+# CPUs' worth of work by others that a quiet machine may show; a busy program is one CPU.
+OTHERS_CPUS = 0.25
 
 #: Variables that change what a stack's libraries do, behind the harness's back. Those that set the number of threads
 #: are left out: every worker gets its own (benchmarks.engine.threads).
@@ -210,16 +210,17 @@ def check_load(seconds: float = 0.5) -> Check:
     for process in psutil.process_iter():
         _cpu_percent(process)
     usage = psutil.cpu_times_percent(interval=seconds)
-    stolen = getattr(usage, "steal", 0.0)
-    busy = max(0.0, 100 - usage.idle - getattr(usage, "iowait", 0.0) - stolen)
+    cpus = psutil.cpu_count() or 1
+    stolen = getattr(usage, "steal", 0.0) / 100 * cpus
+    busy = max(0.0, 100 - usage.idle - getattr(usage, "iowait", 0.0)) / 100 * cpus
+    found = f"{busy:.2f} of {cpus} CPUs in use"
     shares = ((_cpu_percent(p), p) for p in psutil.process_iter(["name"]) if p.pid != os.getpid())
-    loud = sorted(((share, p.info["name"]) for share, p in shares if share > 5), reverse=True)[:3]
-    found = f"{busy:.0f} % of the CPUs in use"
+    loud = sorted(((share, p.info["name"] or "?") for share, p in shares if share > 5), reverse=True)[:3]
     if loud:
-        found += f" ({', '.join(name for _, name in loud)})"
-    if stolen >= 1:
-        found += f", {stolen:.0f} % stolen by the host"
-    ok = busy + stolen < 100 * OTHERS_LOAD
+        found += f", by {', '.join(name for _, name in loud)}"
+    if stolen >= 0.01:
+        found += f", {stolen:.2f} of them taken by the host"
+    ok = busy < OTHERS_CPUS
     return Check("other load", ok, found, None if ok else "Stop other programs while you measure; times suffer.")
 
 

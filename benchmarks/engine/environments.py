@@ -151,7 +151,9 @@ def load_needs(stack: str, family: str) -> Needs:
         raise EnvironmentFailure(f"{file}, [{family}]: {error}.", "Correct the file.") from None
 
 
-def _needs_of(stack: str, family: str, section: dict[str, object]) -> Needs:
+def _needs_of(stack: str, family: str, section: object) -> Needs:
+    if not isinstance(section, dict):
+        raise TypeError("it must be a table")
     unknown = set(section) - {"python", "requires", "lock", "environ", "report", "probe"}
     if unknown:
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
@@ -271,7 +273,7 @@ def mapped_interpreter(stack: str) -> Path | None:
         EnvironmentFailure: the map is malformed, or ``RIDGEMARK_INTERPRETERS`` names a file that cannot be read.
     """
     file = interpreter_map_file()
-    if not file.is_file() and "RIDGEMARK_INTERPRETERS" not in os.environ:
+    if not file.is_file() and not os.environ.get("RIDGEMARK_INTERPRETERS"):
         return None
     try:
         stacks = tomllib.loads(file.read_text(encoding="utf-8")).get("stacks", {})
@@ -470,7 +472,12 @@ def _check_imports(needs: Needs, python: Path, log: Path) -> None:
 
 def import_trouble(python: Path, needs: Needs) -> str | None:
     """What goes wrong when ``python`` imports what a worker of the stack needs; None where all imports work."""
-    modules = dict.fromkeys((*WORKER_MODULES, needs.probe))
+    modules = tuple(dict.fromkeys((*WORKER_MODULES, needs.probe)))
+    return _import_trouble(python, modules, tuple(sorted(needs.environ.items())))
+
+
+@functools.cache
+def _import_trouble(python: Path, modules: tuple[str, ...], environ: tuple[tuple[str, str], ...]) -> str | None:
     try:
         done = subprocess.run(
             [python, "-c", "import " + ", ".join(modules)],
@@ -478,18 +485,18 @@ def import_trouble(python: Path, needs: Needs) -> str | None:
             text=True,
             errors="replace",
             timeout=_PROBE_SECONDS,
-            env=_clean_environ() | needs.environ,
+            env=_clean_environ() | dict(environ),
             stdin=subprocess.DEVNULL,
             cwd="/",
         )
     except subprocess.TimeoutExpired:
-        return f"importing {needs.probe} took more than {_PROBE_SECONDS:.0f} s"
+        return f"importing {modules[-1]} took more than {_PROBE_SECONDS:.0f} s"
     except OSError as error:
         return f"it cannot be started ({error.strerror or error})"
     if done.returncode == 0:
         return None
     lines = done.stderr.strip().splitlines()
-    return lines[-1] if lines else f"importing {needs.probe} ended with status {done.returncode}"
+    return lines[-1] if lines else f"importing {modules[-1]} ended with status {done.returncode}"
 
 
 def _clean_environ() -> dict[str, str]:
