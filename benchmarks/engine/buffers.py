@@ -44,7 +44,7 @@ def view(descriptor: Descriptor) -> np.ndarray:
 
     Raises:
         OSError: the file is gone or cannot be mapped.
-        TypeError: the file is smaller than the descriptor says.
+        ValueError: the file is smaller than the descriptor says.
         KeyError: the descriptor is incomplete or names no known dtype.
     """
     fd = os.open(descriptor["path"], os.O_RDWR | os.O_CLOEXEC)

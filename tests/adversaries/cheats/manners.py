@@ -42,12 +42,13 @@ class LeavesChild(Adversary):
 
 class ClosesDescriptors(Adversary):
     name = "cheats.closes_descriptors"
-    summary = "closes every descriptor but the standard ones, the harness's pipes too"
+    summary = "closes every descriptor but the standard ones, the harness's pipes too, and goes on for ever"
 
     class program(HonestProgram):
         def run(self, loaded: Loaded) -> Loaded:
             os.closerange(3, 1024)
-            return super().run(loaded)
+            while True:
+                super().run(loaded)
 
 
 class StopsItself(Adversary):
