@@ -42,7 +42,7 @@ def cpu_ceiling_cases(caches: Mapping[str, int], threads: int, dtypes: Iterable[
     twice the L3. A copy's working set is its source and its destination.
 
     Args:
-        caches: bytes of ``L1d``, ``L2``, ``L3`` that all threads can use together; a level that is not there is left out.
+        caches: bytes of ``L1d``, ``L2``, ``L3`` that all threads can use together; absent levels are left out.
         threads: threads that the work is split over.
         dtypes: dtypes whose rates are wanted; those that the rate probe does not know are left out.
     """

@@ -15,7 +15,7 @@ any other case. Repeats default to what takes 1 to 50 ms on a small CPU; ``repea
         C = repeats * (A @ B)   modulo 2^31, so 0 <= C < 2^31 (wrapping i32 arithmetic, then the sign bit cleared)
 
     Work: ``2 * 64^3 * repeats`` FLOPs. All 64^3 multiply-adds of every repeat are to be executed, with the dtype's
-    operands and accumulators of f32 (i8: i32). The result is exact: the tolerance is zero, whatever the order.
+    operands and accumulators of f32 (i8: i32, f64: f64). The result is exact: tolerance zero, whatever the order.
     i32 accumulators may wrap. An f32 accumulator stays exact for 64 repeats (|sum| <= 64 * 64 * 63^2 < 2^24), then it
     is converted to i32 and added, wrapping, to a total: 4096 conversions beside 64^4 multiply-adds. f8e4m3 on a tensor
     core that keeps 14 bits of the accumulator stays exact for 5 repeats (5 * 64 * 7^2 < 2^14), then it is added to f32.
@@ -64,7 +64,7 @@ from impls.workloads.draws import integers, normals
 from impls.workloads.dtypes import dtype
 
 PROBES = ("rate", "exp", "read", "copy", "launch")
-RATE_DTYPES = ("f32", "tf32", "f16", "bf16", "f8e4m3", "i8")
+RATE_DTYPES = ("f64", "f32", "tf32", "f16", "bf16", "f8e4m3", "i8")
 EXP_DTYPES = ("f32", "f16", "bf16")
 
 #: Rows, columns and depth of the rate probe's tile.
@@ -75,7 +75,7 @@ VECTOR = 4096
 SHIFTS = 64
 
 # Bounds that keep the accumulators exact; see the module's docstring.
-_BOUND = {"f32": 63, "tf32": 63, "f16": 63, "bf16": 63, "f8e4m3": 7, "i8": 127}
+_BOUND = {"f64": 63, "f32": 63, "tf32": 63, "f16": 63, "bf16": 63, "f8e4m3": 7, "i8": 127}
 _REPEATS = 1 << 14
 # Bytes that read and copy move over in one call, where the buffer is smaller.
 _SWEEP = 1 << 30

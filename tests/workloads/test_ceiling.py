@@ -44,7 +44,7 @@ def test_canonical_id(written: str, canonical: str) -> None:
     ("spec", "says"),
     [
         ("rate", "write ceiling:rate:f32"),
-        ("rate:f64", "write one of f32"),
+        ("rate:f4", "write one of f64"),
         ("exp:i8", "write one of f32, f16, bf16"),
         ("read:32MB", "such as 32MiB"),
         ("read:0KiB", "such as 32MiB"),

@@ -1,14 +1,16 @@
 """The memory probes' kernels: IR that sums or copies a thread's slice, over and over.
 
-Owns the loops. Vectors are as wide as the host's; eight of them move per turn of the loop, so that the loop itself
-costs nothing beside them. Text only: no library is needed.
+Owns the loops. Vectors are as wide as the host's; a turn of the loop moves a kilobyte, so that the loop itself costs
+nothing, and its end, which a core may mispredict once per repeat, little even in a slice of a first-level cache. Text
+only: no library is needed.
 """
 
 from __future__ import annotations
 
-_VECTORS = 8
-#: Slices begin at, and are made of, multiples of this many bytes: one turn of the loop with the widest vectors.
-BLOCK = 512
+#: Bytes that a turn of the loop moves; slices begin at, and are made of, multiples of it.
+BLOCK = 1024
+# Vectors that are loaded before they are stored (copy), and accumulators in flight (read).
+_TOGETHER = 8
 #: Words (int64) of a thread's arguments: addresses of source and destination (read: of the sum), bytes, repeats.
 WORDS = 4
 
@@ -18,7 +20,7 @@ def vector_bytes(features: frozenset[str]) -> int:
     return 64 if "avx512f" in features else 32 if "avx2" in features else 16
 
 
-def _loops(name: str, before: list[str], carried: list[str], body: list[str], after: list[str], step: int) -> str:
+def _loops(name: str, before: list[str], carried: list[str], body: list[str], after: list[str]) -> str:
     """A function over (slice, repeats): ``carried`` are phis of the inner loop, ``body`` one turn of it."""
     return "\n".join(
         [
@@ -39,7 +41,7 @@ def _loops(name: str, before: list[str], carried: list[str], body: list[str], af
             "  %at = phi i64 [ 0, %repeat ], [ %at.next, %turn ]",
             *carried,
             *body,
-            f"  %at.next = add i64 %at, {step}",
+            f"  %at.next = add i64 %at, {BLOCK}",
             "  %more = icmp ult i64 %at.next, %bytes",
             "  br i1 %more, label %turn, label %through",
             "through:",
@@ -66,30 +68,30 @@ def read_ir(width: int) -> str:
         width: bytes of a vector.
     """
     lanes = width // 4
-    vector, each = f"<{lanes} x i32>", range(_VECTORS)
+    vector, each = f"<{lanes} x i32>", range(_TOGETHER)
+    vectors = BLOCK // width
     body = []
-    for v in each:
+    for v in range(vectors):
         body += [
             f"  %at.{v} = add i64 %at, {v * width}",
             f"  %from.{v} = getelementptr i8, ptr %source, i64 %at.{v}",
             f"  %x.{v} = load {vector}, ptr %from.{v}, align 4",
-            f"  %s.{v}.next = add {vector} %s.{v}, %x.{v}",
+            f"  %s.{v + _TOGETHER} = add {vector} %s.{v}, %x.{v}",
         ]
-    total, after = "%s.0.next", []
+    total, after = f"%s.{vectors}", []
     for v in each[1:]:
-        after.append(f"  %total.{v} = add {vector} {total}, %s.{v}.next")
+        after.append(f"  %total.{v} = add {vector} {total}, %s.{vectors + v}")
         total = f"%total.{v}"
     return f"declare i32 @llvm.vector.reduce.add.v{lanes}i32({vector})\n" + _loops(
         "read",
-        [f"  %c.{v} = phi {vector} [ zeroinitializer, %entry ], [ %s.{v}.next, %through ]" for v in each],
-        [f"  %s.{v} = phi {vector} [ %c.{v}, %repeat ], [ %s.{v}.next, %turn ]" for v in each],
+        [f"  %c.{v} = phi {vector} [ zeroinitializer, %entry ], [ %s.{vectors + v}, %through ]" for v in each],
+        [f"  %s.{v} = phi {vector} [ %c.{v}, %repeat ], [ %s.{vectors + v}, %turn ]" for v in each],
         body,
         [
             *after,
             f"  %sum = call i32 @llvm.vector.reduce.add.v{lanes}i32({vector} {total})",
             "  atomicrmw add ptr %destination, i32 %sum monotonic",
         ],
-        _VECTORS * width,
     )
 
 
@@ -101,17 +103,19 @@ def copy_ir(name: str, width: int, *, nontemporal: bool = False) -> str:
         width: bytes of a vector.
         nontemporal: stores go past the caches (x86: vmovntps, aarch64: stnp): a line is not read before it is written.
     """
-    vector, each = f"<{width // 4} x i32>", range(_VECTORS)
+    vector = f"<{width // 4} x i32>"
     hint = ", !nontemporal !0" if nontemporal else ""
     body = []
-    for v in each:
-        body += [
-            f"  %at.{v} = add i64 %at, {v * width}",
-            f"  %from.{v} = getelementptr i8, ptr %source, i64 %at.{v}",
-            f"  %to.{v} = getelementptr i8, ptr %destination, i64 %at.{v}",
-            f"  %x.{v} = load {vector}, ptr %from.{v}, align 4",
-        ]
-    body += [f"  store {vector} %x.{v}, ptr %to.{v}, align {width}{hint}" for v in each]
+    for first in range(0, BLOCK // width, _TOGETHER):
+        some = range(first, first + _TOGETHER)
+        for v in some:
+            body += [
+                f"  %at.{v} = add i64 %at, {v * width}",
+                f"  %from.{v} = getelementptr i8, ptr %source, i64 %at.{v}",
+                f"  %to.{v} = getelementptr i8, ptr %destination, i64 %at.{v}",
+                f"  %x.{v} = load {vector}, ptr %from.{v}, align 4",
+            ]
+        body += [f"  store {vector} %x.{v}, ptr %to.{v}, align {width}{hint}" for v in some]
     # Non-temporal stores are ordered by a full fence only.
     after = ["  fence seq_cst"] if nontemporal else []
-    return _loops(name, [], [], body, after, _VECTORS * width) + ("\n!0 = !{i32 1}" if nontemporal else "")
+    return _loops(name, [], [], body, after) + ("\n!0 = !{i32 1}" if nontemporal else "")
