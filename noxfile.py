@@ -47,7 +47,7 @@ def environment(session: nox.Session, action: str, stack: str, family: str) -> N
 
 @nox.session
 def compare(session: nox.Session) -> None:
-    """Check and measure the quick cases in every CPU stack, and show the table; arguments go to ``ridgemark compare``."""
+    """Measure the quick cases in every CPU stack and show the table; arguments go to ``ridgemark compare``."""
     harness(session)
     run(session, "ridgemark", "compare", *(session.posargs or ("--cases", "quick")))
 

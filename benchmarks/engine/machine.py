@@ -396,7 +396,7 @@ def default_device() -> Device:
 # --- what cannot be -------------------------------------------------------------------------------------------------
 
 # A correct implementation may execute fewer FLOPs than the nominal count: two levels of Strassen's algorithm take
-# (7/8)^2 of a GEMM's multiplications (Strassen 1969; more levels do not pay in practice and fail the tolerance), and an
+# (7/8)^2 of a GEMM's multiplications (Strassen 1969; exact for integers, while floats miss the tolerance), and an
 # attention backward whose forward kept the probabilities takes 4 of the 5 nominal products.
 LEAST_SHARE_OF_FLOPS = (7 / 8) ** 2
 
