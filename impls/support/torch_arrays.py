@@ -23,11 +23,12 @@ _TORCH = {
     "i32": torch.int32,
 }
 # NumPy knows bf16 and fp8 only as extension types, which torch's bridge refuses: the bits cross as integers.
+# torch dtype -> (torch dtype of the same width, NumPy's, the storage of the workloads).
 _BITS = {
     torch.bfloat16: (torch.int16, np.dtype(np.int16), dtype("bf16").storage),
     torch.float8_e4m3fn: (torch.uint8, np.dtype(np.uint8), dtype("f8e4m3").storage),
 }
-_BY_STORAGE = {storage: (tensor_type, bits) for tensor_type, (_, bits, storage) in _BITS.items()}
+_EXTENSION_TYPES = {storage: kind for kind, (_, _, storage) in _BITS.items()}
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -46,25 +47,28 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
         TypeError: torch has no such dtype.
         ValueError: a stride is negative.
     """
-    if array.dtype in _BY_STORAGE:
-        tensor_type, bits = _BY_STORAGE[array.dtype]
-        return torch.from_numpy(array.view(bits)).view(tensor_type)
-    return torch.from_numpy(array)
+    kind = _EXTENSION_TYPES.get(array.dtype)
+    if kind is None:
+        return torch.from_numpy(array)
+    _, bits, _ = _BITS[kind]
+    return torch.from_numpy(array.view(bits)).view(kind)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """The tensor as an array with the same bits: over its memory where it lies on the CPU, else a copy."""
     host = tensor.detach().cpu()
-    if host.dtype in _BITS:
-        bits, _, storage = _BITS[host.dtype]
-        return host.view(bits).numpy().view(storage)
-    return host.numpy()
+    if host.dtype not in _BITS:
+        array: np.ndarray = host.numpy()
+        return array
+    bits, _, storage = _BITS[host.dtype]
+    array = host.view(bits).numpy()
+    return array.view(storage)
 
 
 def poison(tensor: torch.Tensor) -> None:
     """Fill with NaN, integers with the least value: what an element looks like that was never written.
 
-    f8e4m3's NaN has all bits but the sign set (OCP 8-bit floating point rev. 1.0); torch's ``fill_`` knows no NaN there.
+    f8e4m3's NaN has all bits but the sign set (OCP 8-bit floating point rev. 1.0).
     """
     if tensor.dtype == torch.float8_e4m3fn:
         tensor.view(torch.uint8).fill_(0x7F)

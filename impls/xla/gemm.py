@@ -1,0 +1,157 @@
+"""GEMM by XLA: one jitted function per case, compiled ahead, its epilogue fused by the compiler.
+
+The product is asked for in f32 (i32 for int8), the epilogue follows there and the result is rounded once at the end:
+asked for a bf16 or f16 product directly, XLA's CPU backend raises the operands to f32 first and takes twice as long.
+f8e4m3 is raised to bf16, which is exact and keeps the bf16 instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from impls.contract import Device, Implementation, Program
+from impls.workloads.base import Case
+from impls.workloads.dtypes import dtype
+from impls.workloads.gemm import Gemm
+
+if TYPE_CHECKING:
+    import jax
+
+
+class Default(Implementation):
+    """XLA's own choice of kernel for a dot; grouped products are one dot per group, their sizes compiled in."""
+
+    name: ClassVar[str] = "xla.default"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "jax.jit of a dot with its epilogue"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """TF32, and accumulation that is not in f32 or i32."""
+        assert isinstance(case, Gemm)
+        if case.dtype == "tf32":
+            return "TF32 is a format of GPU tensor cores; XLA on a CPU would compute in f32 instead."
+        if case.acc not in ("f32", "i32"):
+            return f"XLA on a CPU accumulates {case.dtype} in f32 and offers no acc={case.acc}."
+        return None
+
+    def workspace_bytes(self, case: Case) -> int:
+        """The product before it is rounded to an output dtype narrower than f32, and operands that are raised."""
+        assert isinstance(case, Gemm)
+        product = sum(s.nbytes // dtype(s.dtype).bytes * 4 for s in case.output_specs().values() if s.dtype != "f32")
+        wider = {"f8e4m3": 2, "f16": 4}.get(case.dtype)
+        if wider is None:
+            return product
+        operands = [s for n, s in case.input_specs().items() if n in ("A", "B")]
+        return product + sum(s.nbytes // dtype(s.dtype).bytes * wider for s in operands)
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Lowers and compiles the case."""
+        assert isinstance(case, Gemm)
+        return _Product(case, device, ragged=False)
+
+
+class RaggedDot(Default):
+    """Grouped products by ``jax.lax.ragged_dot``, which reads the group sizes at run time."""
+
+    name: ClassVar[str] = "xla.ragged_dot"
+    summary: ClassVar[str] = "jax.lax.ragged_dot: grouped products whose sizes are read at run time"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """All but grouped cases."""
+        assert isinstance(case, Gemm)
+        if case.groups is None:
+            return "jax.lax.ragged_dot is for grouped products only; xla.default has the others."
+        return super().refuses(case, device)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """Besides the product: on a CPU XLA multiplies A, masked for each group, with every group's B."""
+        assert isinstance(case, Gemm)
+        return super().workspace_bytes(case) + len(case.groups or ()) * case.input_specs()["A"].nbytes
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Lowers and compiles the case."""
+        assert isinstance(case, Gemm)
+        return _Product(case, device, ragged=True)
+
+
+class _Product(Program):
+    """A compiled function of the case's inputs, in their order."""
+
+    def __init__(self, case: Gemm, device: Device, ragged: bool) -> None:
+        super().__init__()
+        import jax
+
+        from impls.support import jax_arrays, jax_setup
+
+        self._arrays = jax_arrays
+        self.config = jax_setup.configure(device)
+        if case.groups is not None:
+            self.config["group_sizes"] = "read at run time" if ragged else "compiled in"
+        specs = case.input_specs()
+        avals = {name: jax.ShapeDtypeStruct(s.shape, jax_arrays.jax_dtype(s.dtype)) for name, s in specs.items()}
+        compiled = jax.jit(lambda **inputs: _gemm(case, ragged, inputs)).lower(**avals).compile()
+        self._call = compiled
+        self.artefacts["optimized_hlo.txt"] = compiled.as_text()
+
+    def load(self, inputs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Copies: jax's arrays must not change under its hands when the worker rewrites its own."""
+        return {name: self._arrays.to_jax(array) for name, array in inputs.items()}
+
+    def refill(self, loaded: dict[str, jax.Array], inputs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """New copies: jax's arrays are immutable."""
+        return self.load(inputs)
+
+    def run(self, loaded: dict[str, jax.Array]) -> jax.Array:
+        """C, complete."""
+        result: jax.Array = self._call(**loaded)
+        return result.block_until_ready()
+
+    def read_outputs(self, result: jax.Array) -> dict[str, np.ndarray]:
+        """C."""
+        return {"C": self._arrays.to_numpy(result)}
+
+    def read_inputs(self, loaded: dict[str, jax.Array]) -> dict[str, np.ndarray]:
+        """The copies."""
+        return {name: self._arrays.to_numpy(array) for name, array in loaded.items()}
+
+
+def _gemm(case: Gemm, ragged: bool, inputs: Mapping[str, Any]) -> jax.Array:
+    """The case as a jax function of its inputs by name."""
+    import jax
+    import jax.numpy as jnp
+
+    a, b = inputs["A"], inputs["B"]
+    if case.dtype == "f8e4m3":
+        a, b = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
+    wide = jnp.int32 if case.dtype == "i8" else jnp.float32
+    # Counted from the end, so that they hold with and without a batch or group axis.
+    a_k, b_k = (-1 if case.layout[0] == "n" else -2), (-2 if case.layout[1] == "n" else -1)
+
+    def dot(x: jax.Array, y: jax.Array) -> jax.Array:
+        batch = tuple(range(x.ndim - 2))
+        numbers = (((x.ndim + a_k,), (y.ndim + b_k,)), (batch, batch))
+        return jax.lax.dot_general(x, y, numbers, preferred_element_type=wide)
+
+    if case.groups is None:
+        c = dot(a, b)
+    elif ragged:
+        b = b if b_k == -2 else b.mT
+        c = jax.lax.ragged_dot(a, b, inputs["group_sizes"], preferred_element_type=wide)
+    else:
+        groups = enumerate(zip(case.groups, accumulate(case.groups), strict=True))
+        parts = [dot(a[stop - rows : stop], b[g]) for g, (rows, stop) in groups if rows]
+        c = jnp.concatenate(parts)
+    if "bias" in inputs:
+        c = c + inputs["bias"].astype(wide)
+    if "residual" in inputs:
+        c = c + inputs["residual"].astype(wide)
+    if case.epilogue == "bias+relu":
+        c = jax.nn.relu(c)
+    elif case.epilogue == "bias+gelu":
+        c = jax.nn.gelu(c, approximate=True)
+    return c.astype(dtype(case.out).storage)

@@ -1,0 +1,86 @@
+"""The awkward grid: small cases that every implementation computes or refuses in a sentence.
+
+Owns which cases these are, not how they are run. Shapes are small, so that hundreds of them run in a minute; what is
+awkward about them is said beside them.
+"""
+
+from __future__ import annotations
+
+from impls.workloads.base import Case, parse_case
+
+# 127, 131, 137 are primes; 61 x 67 x 71 are primes under one tile.
+_GEMM_DTYPES = (
+    *("f32", "tf32", "f16", "f16:acc=f16", "f16:out=f32", "bf16", "bf16:out=f32"),
+    *("f8e4m3", "f8e4m3:acc=fast", "f8e4m3:out=f16", "f8e4m3:out=f32", "i8"),
+)
+_EPILOGUES = ("bias", "bias+relu", "bias+gelu", "residual")
+
+
+def _gemm() -> list[str]:
+    cases = []
+    for dtype in _GEMM_DTYPES:
+        # Whole tiles; primes; K no multiple of anything; K long, so that an accumulator's width shows.
+        cases += [f"{shape}:{dtype}" for shape in ("128x256x64", "127x131x137", "64x48x33", "33x17x1029")]
+        # Every layout on a shape that tells its axes apart.
+        cases += [f"33x65x47:{dtype}:{layout}" for layout in ("nt", "tn", "tt")]
+    for dtype in ("f32", "f16", "bf16", "f8e4m3", "i8"):
+        # One element; one row, column and both; K of one.
+        cases += [f"{shape}:{dtype}" for shape in ("1x1x1", "1x65x33", "129x1x17", "1x1x257", "64x64x1")]
+        cases += [f"1x{n}x48:{dtype}:{layout}" for n, layout in ((64, "nt"), (65, "tt"))]
+        for epilogue in _EPILOGUES:
+            if dtype == "i8" and epilogue == "bias+gelu":
+                continue  # not a case
+            cases += [f"61x67x71:{dtype}:{epilogue}", f"1x65x33:{dtype}:nt:{epilogue}"]
+            cases += [f"b3x33x31x47:{dtype}:{epilogue}"]
+        cases += [f"61x67x71:{dtype}:{layout}:{_EPILOGUES[1]}" for layout in ("nt", "tn", "tt")]
+        # A wide N: another path where small N take one of their own.
+        cases += [f"17x600x31:{dtype}:{layout}:residual" for layout in ("tn", "tt")]
+        cases += [
+            f"b{b}x{shape}:{dtype}:{layout}"
+            for b, shape in ((2, "1x1x1"), (3, "33x31x47"), (7, "64x16x32"))
+            for layout in ("nn", "tt")
+        ]
+        # Ragged groups, an empty one among them, one row, one group; K long enough for a path of its own.
+        cases += [
+            f"g{groups}:{dtype}{layout}"
+            for groups in ("5+0+1+31x33x65", "64x32x32", "0+17+48x65x1031")
+            for layout in ("", ":nt")
+        ]
+    return [f"gemm:{case}" for case in cases]
+
+
+def _attention() -> list[str]:
+    cases = []
+    for direction in ("", ":bwd", ":fwdbwd"):
+        for dtype in ("f32", "f16", "bf16"):
+            # Whole tiles and primes, batch, GQA 7:1, causal with fewer queries than keys, a window.
+            cases += [f"{shape}:{dtype}{direction}" for shape in ("b2h3s64d64", "b1h7kv1s61d96", "b2h4kv2q70k33d64")]
+            cases += [
+                f"{shape}:{dtype}:{mask}{direction}"
+                for shape in ("b1h2s67d64", "b2h14kv2q33k70d64")
+                for mask in ("causal", "window=16")
+            ]
+        # One query and one key; head sizes; a single query with more keys (decode), 1:1 and 7:1; a window of one.
+        cases += [f"{shape}:f32{direction}" for shape in ("b1h1s1d64", "b1h2s40d96", "b1h2s40d128", "b1h2s40d256")]
+        cases += [f"b1h2s67d64:f32:window={w}{direction}" for w in (1, 66, 67, 500)]
+        cases += [f"b2h2q31k67d64:f32:window={w}{direction}" for w in (1, 36, 66)]
+        cases += [f"b3h14kv2q1k129d128:{dtype}:causal{direction}" for dtype in ("f32", "bf16")]
+        # A window far shorter than the sequence, which may be cut into bands; Sq no multiple of a band.
+        cases += [f"b1h4kv2{s}d64:f32:window=40{direction}" for s in ("s300", "q170k431")]
+    for dtype in ("f32", "f16", "bf16"):
+        cases += [f"{shape}:{dtype}:causal" for shape in ("b2h4q1k257d64", "b1h8kv1q1k64d128", "b1h2q1k1d64")]
+        cases += [f"b2h14kv2q1k257d96:{dtype}:window={w}" for w in (1, 100)]
+        cases += [f"b1h2s50d{d}:{dtype}:causal" for d in (96, 128, 256)]
+    return [f"attention:{case}" for case in cases]
+
+
+def _ceiling() -> list[str]:
+    cases = [f"rate:{dtype}:repeats=128" for dtype in ("f32", "tf32", "f16", "bf16", "f8e4m3", "i8")]
+    cases += [f"exp:{dtype}:repeats=64" for dtype in ("f32", "f16", "bf16")]
+    cases += [f"{probe}:{size}:repeats=3" for probe in ("read", "copy") for size in ("4KiB", "1028KiB")]
+    return [f"ceiling:{case}" for case in (*cases, "launch")]
+
+
+def cases() -> list[Case]:
+    """Every case of the grid, parsed, no two alike."""
+    return list(dict.fromkeys(parse_case(case) for case in (*_gemm(), *_ceiling())))
