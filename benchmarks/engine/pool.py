@@ -264,7 +264,7 @@ class Worker:
     def _died_silently(self) -> WorkerError:
         """The pipe is closed: either the process is dying, or it closed the pipe and lives."""
         if not self._gone_within(1.0):
-            self._end("protocol", f"Its worker closed its pipes {self._when}.")
+            self._end("crashed", f"Its worker closed its pipes {self._when}.")
         return self._bury()
 
     # -- living and dying ---------------------------------------------------------------------------------------------

@@ -249,7 +249,7 @@ DEATHS_IN_RUN = {
     "aborts": ("crashed", "Its worker was killed by SIGABRT during block."),
     "killed": ("crashed", "Its worker was killed by SIGKILL during block. The harness did not do it"),
     "exits": ("crashed", f"Its worker exited with code {EXIT_CODE} during block."),
-    "closes_descriptors": ("protocol", "Its worker closed its pipes during block."),
+    "closes_descriptors": ("crashed", "Its worker closed its pipes during block."),
     "hangs_in_run": ("timeout", "Block took longer than 1 s and was ended."),
     "stops_itself": ("timeout", "Block took longer than 1 s and was ended."),
 }
@@ -448,7 +448,7 @@ def test_these_outputs_are_always_right(shared, arena, adversary):
 def test_work_put_off_into_the_reading_shows_in_its_time(shared, arena):
     act = stage.Act(hire(shared), arena, "deferred").begin()
     answer, _ = act.block([0, 1])
-    assert all(us > 4e4 for us in answer["read_us"].values())  # the work takes 50 ms
+    assert all(us > 4e4 for us in answer["telemetry"]["read_us"].values())  # the work takes 50 ms
 
 
 def test_written_inputs_are_seen(shared, arena):

@@ -43,10 +43,10 @@ def block(
         timed: whether the samples will be used. Nothing depends on it on a CPU, and nothing must.
 
     Returns:
-        ``samples_us`` (one per call), ``t0`` (seconds since the epoch, at the first call), ``method``; ``read_us``
-        {index: time from the clock's stop until a kept call's outputs were had}, which is long where work was put off
-        from the call into the reading; ``telemetry`` of the block: ``wall_s``, ``cpu_s`` (CPU time of all threads) and
-        ``preemptions`` (involuntary context switches: another process wanted the CPU).
+        ``samples_us`` (one per call), ``t0`` (seconds since the epoch, at the first call), ``method`` and
+        ``telemetry``: ``wall_s`` and ``cpu_s`` of the block (CPU time of all threads), ``preemptions`` (involuntary
+        context switches: another process wanted the CPU) and ``read_us`` {index: time from the clock's stop until a
+        kept call's outputs were had}, which is long where work was put off from the call into the reading.
 
     Raises:
         WrongArrays: a kept call's outputs have not the names, shapes or dtypes of their copies.
@@ -84,6 +84,10 @@ def block(
         "samples_us": [ns / 1e3 for ns in elapsed],
         "t0": t0,
         "method": METHOD,
-        "read_us": {str(index): us for index, us in read_us.items()},
-        "telemetry": {"wall_s": wall / 1e9, "cpu_s": cpu / 1e9, "preemptions": preempted},
+        "telemetry": {
+            "wall_s": wall / 1e9,
+            "cpu_s": cpu / 1e9,
+            "preemptions": preempted,
+            "read_us": {str(index): us for index, us in read_us.items()},
+        },
     }
