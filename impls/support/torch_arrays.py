@@ -24,7 +24,7 @@ _TORCH = {
 }
 # NumPy knows bf16 and fp8 only as extension types, which torch's bridge refuses: the bits cross as integers.
 # torch dtype -> (torch dtype of the same width, NumPy's, the storage of the workloads).
-_BITS = {
+_BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype, np.dtype]] = {
     torch.bfloat16: (torch.int16, np.dtype(np.int16), dtype("bf16").storage),
     torch.float8_e4m3fn: (torch.uint8, np.dtype(np.uint8), dtype("f8e4m3").storage),
 }
