@@ -98,7 +98,7 @@ class RateProgram(TeamProgram):
             _allow_tiles()
         super().__init__(rate.rate_ir(chosen), threads)
         self.case, self.instruction = case, chosen
-        self.config.update(instruction=chosen.mnemonic, operands=chosen.operand, vector=sorted(chosen.features))
+        self.config.update(instruction=chosen.mnemonic, operands=chosen.operand, features=sorted(chosen.features))
         if chosen.operand != case.dtype:
             self.flags.append(f"{case.dtype} is widened to {chosen.operand} when loaded: the CPU has no better")
         if "sve" in host_features():
