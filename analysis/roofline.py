@@ -177,7 +177,7 @@ def _assemble(key: Key, probes: Iterable[Probe]) -> Ceilings:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one result lies below the ceilings. Fields are None where something is missing; ``missing`` says what.
+    """Where one result lies below the ceilings. Fields are None where something is missing; ``note`` says what.
 
     Attributes:
         sol_fraction: least possible time over the measured time.
@@ -187,7 +187,7 @@ class Placement:
         ridge_point: FLOP/B, at the bandwidth that this case sees.
         class_ai: ``memory-bound`` or ``compute-bound``.
         bound_by: ``memory``, ``compute``, ``exp``, ``launch``, ``host`` or ``neither``.
-        missing: why fields are None, or what could not be considered.
+        note: why fields are None, what could not be considered, or that a ceiling must be wrong.
     """
 
     sol_fraction: float | None = None
@@ -197,7 +197,7 @@ class Placement:
     ridge_point: float | None = None
     class_ai: str | None = None
     bound_by: str | None = None
-    missing: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -247,13 +247,13 @@ def place(
         lacking = [] if rate is not None else [f"the rate of {case.dtype}"]
         lacking += [] if bandwidth is not None else ["the bandwidth"]
         reason = f"No measured ceiling for {' and '.join(lacking)} of {roofs.where} ({roofs.regime})."
-        return Placement(intensity=intensity, missing=reason)
+        return Placement(intensity=intensity, note=reason)
 
-    exp_rate, missing = roofs.exp_rate(), None
+    exp_rate, note = roofs.exp_rate(), None
     least = {"memory": compulsory / bandwidth, "compute": case.flops / rate}
     if case.exps:
         if exp_rate is None:
-            missing = f"No exp rate was measured on {roofs.where}: sol_fraction leaves exponentials out."
+            note = f"No exp rate was measured on {roofs.where}: sol_fraction leaves exponentials out."
         else:
             least["exp"] = case.exps / exp_rate
     own = least | {"memory": traffic / own_bandwidth}
@@ -265,6 +265,8 @@ def place(
         near["launch"] = roofs.launch_s / seconds
     nearest = max(near, key=near.__getitem__)
     ridge = rate / own_bandwidth
+    if least[sol_roof] > seconds:
+        note = f"Faster than the {sol_roof} ceiling that was measured: measure the ceilings again."
     bound_by = nearest if near[nearest] >= NEAR else "neither"
     if any(flag.startswith("host_bound") for flag in flags):
         bound_by = "host"
@@ -276,7 +278,7 @@ def place(
         ridge_point=ridge,
         class_ai="memory-bound" if intensity < ridge else "compute-bound",
         bound_by=bound_by,
-        missing=missing,
+        note=note,
     )
 
 
@@ -290,13 +292,11 @@ def placements(frame: Frame, times_us: pd.Series, roofs: dict[Key, Ceilings] | N
         try:
             case = work(row.case)
         except CaseError as error:
-            placed.append(Placement(missing=f"This case cannot be read here: {error}."))
+            placed.append(Placement(note=f"This case cannot be read here: {error}."))
             continue
         below = roofs.get((row.machine, row.device, row.threads, row.regime))
         if below is None:
-            placed.append(
-                Placement(missing=f"No ceilings were measured on {row.device} ({row.machine}, {row.regime}).")
-            )
+            placed.append(Placement(note=f"No ceilings were measured on {row.device} ({row.machine}, {row.regime})."))
             continue
         placed.append(
             place(

@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import pandas as pd
-from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -40,6 +39,7 @@ class Row:
         time_us, time_low_us, time_high_us: median over rounds of the blocks' medians, and its 95 % interval.
         tflop_per_s: nominal FLOPs (for i8: integer operations) over the time, in 1e12/s.
         gb_per_s: compulsory bytes over the time, in 1e9/s.
+        gexp_per_s: exponentials over the time, in 1e9/s; None for a case without.
         baseline: what the ratio is relative to.
         ratio, ratio_low, ratio_high: its time over the baseline's, paired by round: below 1 is faster.
         speedup: 1 / ratio.
@@ -69,6 +69,7 @@ class Row:
     time_high_us: float | None
     tflop_per_s: float | None
     gb_per_s: float | None
+    gexp_per_s: float | None
     baseline: str | None
     ratio: float | None
     ratio_low: float | None
@@ -126,7 +127,7 @@ def _latest(results: pd.DataFrame) -> pd.Series:
 
 def _row(record: dict[Any, Any], placement: roofline.Placement | None) -> Row:
     place = placement or roofline.Placement()
-    rate = dict.fromkeys(("tflop_per_s", "gb_per_s"))
+    rate: dict[str, float | None] = {}
     time_us, trouble = _value(record["time_us"]), None
     if time_us:
         try:
@@ -134,10 +135,11 @@ def _row(record: dict[Any, Any], placement: roofline.Placement | None) -> Row:
             rate = {
                 "tflop_per_s": work.flops / time_us * 1e-6 or None,
                 "gb_per_s": work.compulsory_bytes / time_us * 1e-3,
+                "gexp_per_s": work.exps / time_us * 1e-3 or None,
             }
         except CaseError as error:
-            trouble = None if place.missing else f"This case cannot be read here: {error}."
-    reasons = [record["reason"], record["verdict_reason"], place.missing, trouble]
+            trouble = None if place.note else f"This case cannot be read here: {error}."
+    reasons = [record["reason"], record["verdict_reason"], place.note, trouble]
     if record["status"] == "ok" and not record["rounds"]:
         reasons.append("No round was measured.")
     own = {
@@ -191,89 +193,140 @@ def to_csv(table: Sequence[Row]) -> str:
 # -- terminal ---------------------------------------------------------------------------------------------------------
 
 _COLOURS = {"faster": "green", "slower": "red", "tie": "cyan", "undecided": "yellow", "baseline": "bold"}
+# Heading -> how soon the column is left out on a narrow terminal (0: never).
+_HEADINGS = {
+    "implementation": 0,
+    "time": 0,
+    "": 4,  # half-width of the time's interval
+    "rate": 3,
+    "time / baseline": 0,
+    "verdict": 0,
+    "of limit": 0,
+    "class": 2,
+    "bound by": 1,
+    "error": 5,
+    "note": 0,
+}
+_LEFT = ("implementation", "verdict", "class", "bound by")
 
 
 def rich_table(table: Sequence[Row]) -> RenderableType:
-    """The rows for a terminal: one table per device and regime, one section per case, and how to read it."""
+    """The rows for a terminal: one table per device and regime, one section per case, notes, and how to read it."""
     if not table:
         return Text("No results.")
-    parts: list[RenderableType] = []
-    for (machine, device, threads, regime), of in itertools.groupby(
-        table, key=lambda r: (r.machine, r.device, r.threads, r.regime)
-    ):
-        chosen = list(of)
-        title = f"{_plain(device)}" + (f", {threads:g} threads" if threads else "") + f", {_plain(regime)}"
-        parts.append(_device_table(chosen, title if machine == device else f"{_plain(machine)}: {title}"))
-        parts.append(Text(_legend(chosen), style="dim"))
-    return Group(*parts)
+    by_device = itertools.groupby(table, key=lambda r: (r.machine, r.device, r.threads, r.regime))
+    return Group(*(_DeviceTable(list(of)) for _, of in by_device))
 
 
-def _device_table(chosen: Sequence[Row], title: str) -> Table:
-    grid = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    grid.add_column("implementation", no_wrap=True)
-    for heading in ("time", "rate", "time / baseline"):
-        grid.add_column(heading, justify="right", no_wrap=True)
-    grid.add_column("verdict", no_wrap=True)
-    grid.add_column("of limit", justify="right", no_wrap=True)
-    for heading in ("bound (class, by)", "error", "reason"):
-        grid.add_column(heading, overflow="fold")
-    for case, of in itertools.groupby(chosen, key=lambda r: r.case):
-        grid.add_section()
-        grid.add_row(Text(_plain(case), style="bold"))
-        for row in of:
-            name = row.impl if row.replica == 0 else f"{row.impl} (replica {row.replica})"
-            word = row.verdict or ("" if row.status == "ok" else row.status)
-            ratio = "" if row.ratio is None else f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
-            bound = ", ".join(filter(None, (row.class_ai and row.class_ai.removesuffix("-bound"), row.bound_by)))
-            grid.add_row(
-                Text("  " + _plain(name)),
-                Text(_time(row)),
-                Text(_rate(row)),
-                Text(ratio),
-                Text(word, style=_COLOURS.get(word, "magenta")),
-                Text("" if row.sol_fraction is None else f"{100 * row.sol_fraction:.0f} %"),
-                Text(bound),
-                Text("" if row.error_worst is None else f"{row.error_worst:.2g}"),
-                Text(_plain(" ".join(filter(None, (row.reason, row.flags))))),
-            )
-    return grid
+class _DeviceTable:
+    """The rows of one device and regime. It leaves out columns, least important first, until it fits the terminal."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
+        self.notes: dict[str, int] = {}
+        self.cells = [self._cells(row) for row in rows]
+
+    def _cells(self, row: Row) -> dict[str, Text]:
+        notes = [n for n in (row.reason, row.flags) if n]
+        numbers = [str(self.notes.setdefault(note, len(self.notes) + 1)) for note in notes]
+        word = row.verdict or ("" if row.status == "ok" else row.status)
+        timed = row.time_us is not None
+        cells = {
+            "implementation": "  " + row.impl + (f" (replica {row.replica})" if row.replica else ""),
+            "time": _time(row.time_us) if row.time_us is not None else "",
+            "": f"±{_half_width(row):.1f} %" if timed else "",
+            "rate": _rate(row),
+            "time / baseline": ""
+            if row.ratio is None
+            else f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]",
+            "verdict": word,
+            "of limit": "" if row.sol_fraction is None else f"{100 * row.sol_fraction:.0f} %",
+            "class": row.class_ai or "",
+            "bound by": row.bound_by or "",
+            "error": "" if row.error_worst is None else f"{row.error_worst:.2g}",
+            "note": ",".join(numbers),
+        }
+        return {
+            h: Text(_plain(c), style=_COLOURS.get(word, "magenta") if h == "verdict" else "") for h, c in cells.items()
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first = self.rows[0]
+        where = first.device if first.machine == first.device else f"{first.machine}: {first.device}"
+        threads = f", {first.threads:g} threads" if first.threads else ""
+        yield Text(_plain(f"{where}{threads}, {first.regime}"), style="bold underline")
+
+        width = {h: max(len(h), *(cells[h].cell_len for cells in self.cells)) for h in _HEADINGS}
+        kept = [h for h in _HEADINGS if h == "implementation" or any(cells[h].plain for cells in self.cells)]
+        left_out = []
+        while sum(width[h] + 2 for h in kept) - 2 > options.max_width and any(_HEADINGS[h] for h in kept):
+            least = max(kept, key=_HEADINGS.__getitem__)
+            kept.remove(least)
+            left_out.append(least or "interval of the time")
+
+        yield self._grid(kept, width, {h: Text(h, style="bold") for h in kept})
+        for case, of in itertools.groupby(zip(self.rows, self.cells, strict=True), key=lambda pair: pair[0].case):
+            yield Text(_plain(case), style="bold", overflow="fold")
+            yield self._grid(kept, width, *(cells for _, cells in of))
+        yield Text()
+        for note, number in self.notes.items():
+            yield Text(f"{number}  {_plain(note)}")
+        lines = _legend(self.rows)
+        if left_out:
+            lines.append(f"Left out on this narrow terminal: {', '.join(left_out)} (--csv and --json have everything).")
+        yield Text("\n".join(lines) + "\n", style="dim")
+
+    @staticmethod
+    def _grid(kept: Sequence[str], width: dict[str, int], *rows: dict[str, Text]) -> Table:
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        for h in kept:
+            grid.add_column(width=width[h], no_wrap=True, justify="left" if h in _LEFT else "right")
+        for cells in rows:
+            grid.add_row(*(cells[h] for h in kept))
+        return grid
 
 
-def _time(row: Row) -> str:
-    if row.time_us is None or row.time_low_us is None or row.time_high_us is None:
-        return ""
-    scale, unit = next((s, u) for s, u in ((1e6, "s"), (1e3, "ms"), (1.0, "us")) if row.time_us >= s or s == 1.0)
-    half = 100 * (row.time_high_us - row.time_low_us) / 2 / row.time_us
-    return f"{row.time_us / scale:.4g} {unit} ±{half:.1f} %"
+def _time(us: float) -> str:
+    scale, unit = next((s, u) for s, u in ((1e6, "s"), (1e3, "ms"), (1.0, "us")) if us >= s or s == 1.0)
+    return f"{us / scale:.4g} {unit}"
+
+
+def _half_width(row: Row) -> float:
+    """Half-width of the time's interval, in percent of the time."""
+    assert row.time_us and row.time_low_us is not None and row.time_high_us is not None
+    return 50 * (row.time_high_us - row.time_low_us) / row.time_us
 
 
 def _rate(row: Row) -> str:
     """The rate on the roof that limits the case; operations where no roof is known."""
-    moves = row.sol_roof == "memory" or row.case.startswith(("ceiling:read", "ceiling:copy"))
-    if row.gb_per_s is not None and (moves or (row.tflop_per_s is None and not row.case.startswith("ceiling:"))):
+    probe = row.case.split(":")[1] if row.case.startswith("ceiling:") else None
+    if row.gb_per_s is not None and (probe in ("read", "copy") or (probe is None and row.sol_roof == "memory")):
         return f"{row.gb_per_s:.3g} GB/s"
+    if row.gexp_per_s is not None and probe == "exp":
+        return f"{row.gexp_per_s:.3g} Gexp/s"
     if row.tflop_per_s is None:
         return ""
     return f"{row.tflop_per_s:.3g} TFLOP/s" if row.tflop_per_s >= 1 else f"{1e3 * row.tflop_per_s:.3g} GFLOP/s"
 
 
-def _legend(chosen: Sequence[Row]) -> str:
+def _legend(chosen: Sequence[Row]) -> list[str]:
     lines = []
     if any(row.ratio is not None for row in chosen):
         lines.append(
             "time / baseline: paired by round, with its 95 % interval; faster or slower where all of it is beyond "
             f"{100 * statistics.PRACTICAL:.0f} % (or the baseline's own A/A difference), a tie where all is within."
         )
-        departures = sorted(abs(math.log(r.aa_ratio)) for r in chosen if r.verdict == "baseline" and r.aa_ratio)
-        if departures:
-            lines.append(f"A/A difference of the baseline: at most {100 * math.expm1(departures[-1]):.1f} %.")
-        else:
-            lines.append("There is no A/A pair: the noise between processes is unknown.")
+        departures = [abs(math.log(r.aa_ratio)) for r in chosen if r.verdict == "baseline" and r.aa_ratio]
+        lines.append(
+            f"A/A difference of the baseline: at most {100 * math.expm1(max(departures)):.1f} %."
+            if departures
+            else "There is no A/A pair: the noise between processes is unknown."
+        )
     if any(row.sol_fraction is not None for row in chosen):
-        lines.append("of limit: least possible time by the measured ceilings, over the time.")
+        lines.append("of limit: the least time that the measured ceilings allow, over the time.")
     if any(row.error_worst is not None for row in chosen):
         lines.append("error: largest error over its tolerance.")
-    return "\n".join(lines)
+    return lines
 
 
 def _plain(text: str) -> str:

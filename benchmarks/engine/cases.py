@@ -81,16 +81,16 @@ def load(spec: str) -> list[Entry]:
         CaseFileError: no such file, not readable, malformed, or no case has all the tags.
     """
     path, tags = _locate(spec)
-    entries = list(_merged(path, _entries(path, _document(path))).values())
+    entries = _limited(path, _entries(path, _document(path)))
     if not entries:
         raise CaseFileError(f'{path} holds no case. Add one: [[case]] with id = "gemm:512x512x512:f32".')
+    # Tags are looked at before entries of the same shape become one: each tag belongs to one of its reasons.
     chosen = [entry for entry in entries if tags <= entry.tags]
     if not chosen:
         known = sorted(set().union(*(entry.tags for entry in entries)))
-        raise CaseFileError(
-            f"{path}: no case has the tags {'+'.join(sorted(tags))}; known: {', '.join(known) or 'none'}."
-        )
-    return chosen
+        wanted = "+".join(sorted(tags))
+        raise CaseFileError(f"{path}: no case has the tags {wanted}; known: {', '.join(known) or 'none'}.")
+    return _merged(chosen)
 
 
 def _locate(spec: str) -> tuple[Path, frozenset[str]]:
@@ -193,18 +193,24 @@ def _derived(at: str, document: Mapping[str, Any], table: Mapping[str, Any]) -> 
         raise CaseFileError(f"{at}: {error}") from error
 
 
-def _merged(path: Path, entries: Iterator[Entry]) -> dict[str, Entry]:
+def _limited(path: Path, entries: Iterator[Entry]) -> list[Entry]:
+    made = list(itertools.islice(entries, _MOST + 1))
+    if len(made) > _MOST:
+        raise CaseFileError(f"{path} holds more than {_MOST} cases. Split it.")
+    return made
+
+
+def _merged(entries: list[Entry]) -> list[Entry]:
+    """Every case once, with all reasons, tags and regimes of its entries."""
     merged: dict[str, Entry] = {}
+    reasons: dict[str, dict[str, None]] = {}
     for entry in entries:
-        before = merged.get(entry.case.id)
-        if before is not None:
-            whys = dict.fromkeys(filter(None, (*before.why.split("; "), entry.why)))
-            regimes = tuple(r for r in REGIMES if r in before.regimes + entry.regimes)
-            entry = Entry(entry.case, "; ".join(whys), before.tags | entry.tags, regimes)
-        merged[entry.case.id] = entry
-        if len(merged) > _MOST:
-            raise CaseFileError(f"{path} holds more than {_MOST} cases. Split it.")
-    return merged
+        before = merged.get(entry.case.id, entry)
+        reasons.setdefault(entry.case.id, {})[entry.why] = None
+        regimes = tuple(r for r in REGIMES if r in before.regimes + entry.regimes)
+        why = "; ".join(filter(None, reasons[entry.case.id]))
+        merged[entry.case.id] = Entry(entry.case, why, before.tags | entry.tags, regimes)
+    return list(merged.values())
 
 
 def _check(at: str, table: Mapping[str, Any], known: Mapping[str, type]) -> None:

@@ -143,11 +143,10 @@ class Model:
     def _operations(self, step: str, tokens: int, tp: int, serving: Serving) -> Iterator[Operation]:
         """(operation, case id, formula) of one step on one rank."""
         hidden, q_heads = self.hidden_size, self._split("num_attention_heads", tp)
-        if self.num_key_value_heads % tp and tp % self.num_key_value_heads:
-            raise ModelError(
-                f"num_key_value_heads {self.num_key_value_heads} and tensor parallelism {tp} do not divide."
-            )
-        kv_heads = max(1, self.num_key_value_heads // tp)
+        kv_heads = self.num_key_value_heads
+        if kv_heads % tp and tp % kv_heads:
+            raise ModelError(f"num_key_value_heads {kv_heads} cannot be split over, or copied to, {tp} ranks.")
+        kv_heads = max(1, kv_heads // tp)
 
         def linear(name: str, n: int, k: int, formula: str, *, bias: bool = False, dtype: str = "") -> Operation:
             options = ":bias" if bias else ""

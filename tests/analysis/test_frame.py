@@ -102,3 +102,24 @@ def test_null_telemetry_is_nan(records):
     block |= {"clock_mhz": None, "power_w": [1, 2], "t0": None}
     row = frame.from_lines(records.lines).blocks.iloc[0]
     assert all(math.isnan(row[c]) for c in ("clock_mhz", "power_w", "t0"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line.pop("case"),
+        lambda line: line.update(case=7),
+        lambda line: line.update(rounds=[{"round": 0, "samples_us": [1.0, None]}]),
+        lambda line: line.update(rounds=[{"round": "first", "samples_us": [1.0]}]),
+        lambda line: line.update(rounds=7),
+        lambda line: line.update(replica="none"),
+    ],
+)
+def test_a_malformed_result_is_left_out_and_said_and_the_others_stay(records, damage):
+    records.result(CASE, "blas.default", [10.0] * 8)
+    records.result(CASE, "xla.jit", [5.0] * 8)
+    damage(records.lines[-1])
+    loaded = frame.from_lines(records.lines)
+    assert loaded.results["impl"].tolist() == ["blas.default"]
+    assert loaded.blocks["median_us"].tolist() == [10.0] * 8
+    assert any("malformed" in note for note in loaded.notes)

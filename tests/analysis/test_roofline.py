@@ -110,6 +110,13 @@ def test_a_call_hardly_longer_than_the_least_call_is_bound_by_launch(records):
     assert placed.own_roof_fraction < 0.1
 
 
+def test_faster_than_a_ceiling_is_flagged(records):
+    records.ceilings()
+    placed = roofline.place(roofline.work(F32), 20e-3, roofs(records))
+    assert placed.sol_fraction > 1
+    assert placed.note == "Faster than the compute ceiling that was measured: measure the ceilings again."
+
+
 def test_exponentials_can_bind(records):
     records.ceilings()
     # 65,536 exponentials at 1e9/s: 65.5 us; 4.2 MFLOP at 400 GFLOP/s: 10.5 us.
@@ -123,11 +130,11 @@ def test_what_is_missing_is_said(records):
     frame = from_lines(records.lines)
     times = frame.results["rounds"] * 0 + 30e3
     (placed,) = roofline.placements(frame, times)
-    assert placed.missing == "No ceilings were measured on box's device (box, warm)."
+    assert placed.note == "No ceilings were measured on box's device (box, warm)."
 
     records.result("ceiling:rate:bf16", "ceilings.avx512", [1e3])
     (placed,) = roofline.placements(from_lines(records.lines), times)
-    assert placed.missing == "No measured ceiling for the rate of f32 and the bandwidth of box's device (box) (warm)."
+    assert placed.note == "No measured ceiling for the rate of f32 and the bandwidth of box's device (box) (warm)."
     assert placed.sol_fraction is None
     assert placed.intensity == pytest.approx(2**31 / (12 * MIB))
 
@@ -137,7 +144,7 @@ def test_missing_exp_rate_leaves_a_bound_and_says_so(records):
     records.lines = [line for line in records.lines if line.get("case") != "ceiling:exp:f32"]
     placed = roofline.place(ATTENTION, 80e-6, roofs(records))
     assert placed.sol_roof == "compute"
-    assert placed.missing.startswith("No exp rate was measured")
+    assert placed.note.startswith("No exp rate was measured")
 
 
 def test_a_case_that_cannot_be_read_is_shown_with_its_reason(records):
@@ -146,4 +153,4 @@ def test_a_case_that_cannot_be_read_is_shown_with_its_reason(records):
     frame = from_lines(records.lines)
     times = frame.results["rounds"] * 0 + 10.0
     (placed,) = roofline.placements(frame, times)
-    assert placed.missing.startswith("This case cannot be read here")
+    assert placed.note.startswith("This case cannot be read here")
