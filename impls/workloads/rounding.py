@@ -60,6 +60,19 @@ class Accumulator:
     step: int = 0
     promoted: int = 0
 
+    def spread(self, length: int, odds: float) -> float:
+        """Bound on the error of a sum that ends at zero, over sqrt(Q)."""
+        nearest = self.quantum * (math.sqrt(length) * odds / math.pi + math.sqrt(2 * odds))
+        return nearest + self._lost(length) * math.sqrt(odds / 6)
+
+    def slope(self, length: int, odds: float) -> float:
+        """What is added to that bound, over |S|, where the sum ends at S."""
+        return self.quantum * math.sqrt(length * 2 * odds / 3) + self._lost(length) / 2
+
+    def _lost(self, length: int) -> float:
+        """What truncation takes from a partial sum that stays at 1 throughout."""
+        return self.quantum / 2 * math.ceil(length / self.step) if self.step else 0.0
+
     def bound(
         self, total: np.ndarray, squares: np.ndarray, length: int, odds: float, start: np.ndarray | float = 0.0
     ) -> np.ndarray:
@@ -75,14 +88,9 @@ class Accumulator:
         size, root, start = np.abs(total), np.sqrt(squares), np.abs(start)
         if self.promoted and length > self.promoted:
             return self._promoted_bound(size, root, length, odds, start)
-        q, n = self.quantum, length
-        bound: np.ndarray = q * (
-            math.sqrt(n) * (odds / math.pi * root + math.sqrt(2 * odds / 3) * size + math.sqrt(2 * odds) * start)
-            + math.sqrt(2 * odds) * root
-        )
-        if self.step:
-            bound += q / 2 * math.ceil(n / self.step) * (size / 2 + math.sqrt(odds / 6) * root + start)
-        np.minimum(bound, q * (n + 1) * (math.sqrt(n) * root + start), out=bound)
+        held = self.quantum * math.sqrt(length * 2 * odds) + self._lost(length)
+        bound: np.ndarray = self.spread(length, odds) * root + self.slope(length, odds) * size + held * start
+        np.minimum(bound, self.quantum * (length + 1) * (math.sqrt(length) * root + start), out=bound)
         return bound
 
     def _promoted_bound(
