@@ -20,12 +20,12 @@ Method
     cover 88 % at 7 rounds and 96 % at 9. Simulated for normal, Laplace, Student t with 2 degrees of freedom and
     exponential scatter, a nominal 95 % covers the true median in 92 to 97.5 % of cases from 6 to 30 independent rounds.
 
-    A verdict compares the interval with a practical threshold (2 %, or the departure from 1 of the case's own A/A ratio
-    where that is larger: two processes of the same implementation differ by that much):
-    ``faster`` or ``slower`` where the whole interval lies beyond it, ``tie`` where the whole interval lies within,
-    ``undecided`` where it straddles. Because a table holds many cells, ``faster`` and ``slower`` must also survive
-    Benjamini and Hochberg's control of the false discovery rate at 5 % (JRSS B 57, 1995), on p-values of Wilcoxon's
-    signed-rank test of the log ratios against the threshold (not against 1), both directions.
+    A verdict compares the interval with a practical threshold of 2 %: ``tie`` where the whole interval lies within it;
+    ``faster`` or ``slower`` where the whole interval lies beyond it and beyond the departure from 1 of the case's own
+    A/A ratio (two processes of the same implementation differ by that much: a smaller difference says nothing about
+    the implementation); ``undecided`` otherwise. Because a table holds many cells, ``faster`` and ``slower`` must also
+    survive Benjamini and Hochberg's control of the false discovery rate at 5 % (JRSS B 57, 1995), on p-values of
+    Wilcoxon's signed-rank test of the log ratios against that threshold (not against 1), both directions.
 """
 
 from __future__ import annotations
@@ -147,13 +147,14 @@ def p_beyond(log_ratios: Array, log_threshold: Array) -> Array:
     return np.asarray(np.minimum(1.0, 2.0 * np.minimum(faster, slower)), np.float64)
 
 
-def verdicts(low: Array, high: Array, threshold: Array, q_value: Array) -> list[str | None]:
+def verdicts(low: Array, high: Array, q_value: Array, threshold: Array, practical: float) -> list[str | None]:
     """``faster``, ``slower``, ``tie`` or ``undecided`` for every ratio's interval; None where it is NaN.
 
     Args:
         low, high: the interval of the time ratio (below 1 is faster than the baseline).
-        threshold: practical threshold, e.g. 0.02: ratios within [1/1.02, 1.02] are a tie.
         q_value: Benjamini-Hochberg adjusted p-value; a difference above FALSE_DISCOVERY stays undecided.
+        threshold: what a difference must exceed: 0.02 means a ratio below 1/1.02 or above 1.02.
+        practical: what a tie must stay within, likewise.
     """
     certain = q_value <= FALSE_DISCOVERY
     chosen = np.select(
@@ -161,7 +162,7 @@ def verdicts(low: Array, high: Array, threshold: Array, q_value: Array) -> list[
             np.isnan(low) | np.isnan(high),
             (high < 1 / (1 + threshold)) & certain,
             (low > 1 + threshold) & certain,
-            (low >= 1 / (1 + threshold)) & (high <= 1 + threshold),
+            (low >= 1 / (1 + practical)) & (high <= 1 + practical),
         ],
         ["", "faster", "slower", "tie"],
         default="undecided",
@@ -184,8 +185,9 @@ def compare(frame: Frame, *, practical: float = PRACTICAL, level: float = LEVEL)
         - ``baseline``: the baseline's name; ``paired_rounds``; ``ratio``, ``ratio_low``, ``ratio_high``: time over the
           baseline's time (NaN for the baseline itself);
         - ``aa_ratio``, ``aa_low``, ``aa_high``: the baseline's second replica over its first, in the same run;
-        - ``threshold``, ``p_value``, ``q_value``, ``verdict`` (``baseline`` for the baseline itself, None where there
-          is no ratio), ``verdict_reason``: why there is no ratio, or why a verdict stays open.
+        - ``threshold`` (what a difference must exceed), ``p_value``, ``q_value``;
+        - ``verdict`` (``baseline`` for the baseline itself, None where there is no ratio) and ``verdict_reason``: why
+          there is no ratio, or why a verdict stays open.
     """
     timed = frame.results[frame.results["rounds"] > 0]
     cells = pd.DataFrame(index=timed.index)
@@ -233,10 +235,10 @@ def compare(frame: Frame, *, practical: float = PRACTICAL, level: float = LEVEL)
     enough = (cells["paired_rounds"] >= LEAST_ROUNDS).to_numpy()
     low, high, q_value = (cells[c].to_numpy(float) for c in ("ratio_low", "ratio_high", "q_value"))
     threshold = cells["threshold"].to_numpy(float)
-    found = verdicts(low, high, threshold, q_value)
+    found = verdicts(low, high, q_value, threshold, practical)
     found = [v if ok or v is None else "undecided" for v, ok in zip(found, enough, strict=True)]
     cells["verdict"] = ["baseline" if b else v for v, b in zip(found, is_baseline, strict=True)]
-    cells["verdict_reason"] = _reasons(frame, timed, cells, is_baseline, enough)
+    cells["verdict_reason"] = _reasons(frame, timed, cells, is_baseline, practical)
     return cells
 
 
@@ -283,7 +285,7 @@ def _noise_floor(baseline_blocks: pd.DataFrame, level: float) -> dict[str, pd.Se
 
 
 def _reasons(
-    frame: Frame, timed: pd.DataFrame, cells: pd.DataFrame, is_baseline: npt.NDArray[np.bool_], enough: object
+    frame: Frame, timed: pd.DataFrame, cells: pd.DataFrame, is_baseline: npt.NDArray[np.bool_], practical: float
 ) -> list[str | None]:
     """One sentence for every cell without a ratio or with a difference that was not accepted."""
     every = frame.results
@@ -293,7 +295,8 @@ def _reasons(
         known[(row.run, row.case, row.regime, row.impl)] = (row.status, row.reason, row.method)
 
     reasons: list[str | None] = []
-    columns = ("baseline", "paired_rounds", "ratio_low", "ratio_high", "threshold", "p_value", "verdict")
+    tested = int(cells["p_value"].notna().sum())
+    columns = ("baseline", "paired_rounds", "ratio_low", "ratio_high", "threshold", "verdict")
     about = zip(
         timed[["run", "case", "regime", "method", "workload", "device_kind"]].itertuples(index=False),
         cells[list(columns)].itertuples(index=False),
@@ -320,12 +323,13 @@ def _reasons(
         elif cell.paired_rounds < LEAST_ROUNDS:
             reason = f"Only {cell.paired_rounds} paired rounds: a verdict needs {LEAST_ROUNDS}."
         elif cell.verdict == "undecided":
-            beyond = cell.ratio_high < 1 / (1 + cell.threshold) or cell.ratio_low > 1 + cell.threshold
-            reason = (
-                f"The interval is beyond the threshold, but p = {cell.p_value:.2g} does not survive the control of "
-                f"false discoveries over {int(cells['p_value'].notna().sum())} cells: measure more rounds."
-                if beyond
-                else f"The interval straddles the threshold of {100 * cell.threshold:.2g} %."
-            )
+            if cell.ratio_high < 1 / (1 + cell.threshold) or cell.ratio_low > 1 + cell.threshold:
+                reason = (
+                    f"It does not survive the control of false discoveries over {tested} cells: measure more rounds."
+                )
+            elif cell.threshold > practical:
+                reason = "The difference is not beyond that between the baseline's own processes (A/A)."
+            else:
+                reason = f"The interval straddles the threshold of {100 * practical:.2g} %."
         reasons.append(reason)
     return reasons

@@ -313,8 +313,8 @@ def _legend(chosen: Sequence[Row]) -> list[str]:
     lines = []
     if any(row.ratio is not None for row in chosen):
         lines.append(
-            "time / baseline: paired by round, with its 95 % interval; faster or slower where all of it is beyond "
-            f"{100 * statistics.PRACTICAL:.0f} % (or the baseline's own A/A difference), a tie where all is within."
+            "time / baseline: paired by round, with its 95 % interval; a tie where all of it is within "
+            f"{100 * statistics.PRACTICAL:.0f} %, faster or slower where all is beyond that and the A/A difference."
         )
         departures = [abs(math.log(r.aa_ratio)) for r in chosen if r.verdict == "baseline" and r.aa_ratio]
         lines.append(
