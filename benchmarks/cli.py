@@ -42,7 +42,8 @@ out = Console()
 err = Console(stderr=True)
 
 CasesOption = Annotated[
-    str | None, typer.Option("--cases", metavar="NAME|FILE", help="Cases by name (quick, standard, llm, flagship) or TOML file.")
+    str | None,
+    typer.Option("--cases", metavar="NAME|FILE", help="Cases by name (quick, standard, llm, flagship) or TOML file."),
 ]
 ImplOption = Annotated[
     list[str] | None,
@@ -78,7 +79,10 @@ def main() -> NoReturn:
     try:
         app(standalone_mode=True)
     except _EXPECTED as error:
-        err.print(f"[bold red]error:[/] {escape(str(error.args[0] if isinstance(error, KeyError) else error))}", highlight=False)
+        err.print(
+            f"[bold red]error:[/] {escape(str(error.args[0] if isinstance(error, KeyError) else error))}",
+            highlight=False,
+        )
         sys.exit(2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -127,7 +131,6 @@ def list_implementations(
     rows: list[dict[str, Any]] = []
     for implementation in _implementations(impl):
         environment = environments.find(implementation.stack, device.kind)
-        available = isinstance(environment, environments.Environment)
         supports = {
             case.id: registry.refusal(implementation, case, device)
             for case in chosen
@@ -140,7 +143,7 @@ def list_implementations(
                 "devices": list(implementation.devices),
                 "summary": implementation.summary,
                 "baseline": implementation.name == baseline_of(implementation.workload, device.kind),
-                "environment": None if available else environment.reason,
+                "environment": environment.reason if isinstance(environment, environments.Missing) else None,
                 "cases": supports,
             }
         )
@@ -210,7 +213,9 @@ def compare(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Time that the run should take, e.g. 90s, 5m, 1h.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run that did not come to its end.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the last run that did not come to its end.")
+    ] = False,
     folder: OutOption = Path("results"),
 ) -> None:
     """Check, then measure in interleaved rounds, record, and show the table.
@@ -230,10 +235,14 @@ def compare(
     already: records.Loaded | None = None
     if resume:
         if cases or impl or gemm or attention:
-            raise UsageError("--resume goes on with the last run's own plan: leave out --cases, --impl, --gemm and --attention.")
+            raise UsageError(
+                "--resume goes on with the last run's own plan: leave out --cases, --impl, --gemm and --attention."
+            )
         path = records.unfinished(folder, name)
         if path is None:
-            raise UsageError(f"No unfinished run of {name} in {records.folder(folder, name)}. Start one without --resume.")
+            raise UsageError(
+                f"No unfinished run of {name} in {records.folder(folder, name)}. Start one without --resume."
+            )
         already = records.read(path)
         begun = next((line for line in already.lines if line["kind"] == "run"), None)
         if begun is None:
@@ -255,9 +264,7 @@ def compare(
     try:
         built, missing = _environments(implementations, device, named=named)
         plan = session.Plan(chosen, implementations, seconds, seed)
-        one = session.Session(
-            plan, device=device, environments=built, missing=missing, writer=writer, already=already
-        )
+        one = session.Session(plan, device=device, environments=built, missing=missing, writer=writer, already=already)
         with Progress(err, len(chosen) - len(one.finished)) as progress:
             finished = one.run(progress)
     finally:
@@ -349,8 +356,11 @@ def _environments(
 
     A stack that was asked for by name, or that holds a baseline, must have one: EnvironmentFailure is raised.
     """
-    needed = [s for s in session.stacks_of(implementations) if any(
-        device.kind in i.devices for i in implementations if i.stack == s)]
+    needed = [
+        s
+        for s in session.stacks_of(implementations)
+        if any(device.kind in i.devices for i in implementations if i.stack == s)
+    ]
     vital = {name.partition(".")[0] for w in ("gemm", "attention") if (name := baseline_of(w, device.kind))}
     built: dict[str, environments.Environment] = {}
     missing: dict[str, str] = {}

@@ -7,7 +7,7 @@ workload; they never reach a worker.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,7 +44,11 @@ class Judge:
     """
 
     def __init__(
-        self, case: Case, inputs: list[Mapping[str, np.ndarray]], expected: list[Mapping[str, Expected]], seed: int
+        self,
+        case: Case,
+        inputs: Sequence[Mapping[str, np.ndarray]],
+        expected: Sequence[Mapping[str, Expected]],
+        seed: int,
     ) -> None:
         self.case = case
         self._inputs = inputs

@@ -7,7 +7,7 @@ the interval cover less than it says (Wald's sequential sampling bias).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 BLOCK_SECONDS = 0.06
 SAMPLES = (3, 50)
 ROUNDS = (8, 30)
-PILOT_ROUNDS = 2
+PILOT_ROUNDS = 3
 # Aim for the ratio's 95 % interval: half-width relative to the ratio.
 HALF_WIDTH = 0.005
 
@@ -34,7 +34,7 @@ def samples_for(seconds: float) -> int:
     return int(np.clip(math.ceil(BLOCK_SECONDS / max(seconds, 1e-9)), *SAMPLES))
 
 
-def plan(pilot: dict[str, Sequence[float]], overhead_s: float, available_s: float | None) -> Plan:
+def plan(pilot: Mapping[str, Sequence[float]], overhead_s: float, available_s: float | None) -> Plan:
     """The plan for one case.
 
     Args:

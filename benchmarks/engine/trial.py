@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.engine import memory, rounds
-from benchmarks.engine.buffers import Arena
+from benchmarks.engine.buffers import Arena, NoRoom
 from benchmarks.engine.crew import Crew
 from benchmarks.engine.judge import Judge, Verdict
 from benchmarks.engine.machine import PhysicalLimits
@@ -37,6 +37,18 @@ STREAK = 16
 KEPT_BYTES = 256 * 2**20
 # Time that the streak of checked calls may take.
 STREAK_SECONDS = 2.0
+
+# What a timing method may report of a block that goes into the record.
+TELEMETRY = ("preemptions", "clock_mhz", "power_w")
+# A first call after new contents that takes this many times the others, in most blocks, may be the only real one.
+REMEMBERING = 5.0
+# What cold caches may cost a first call however short the others are.
+COLD_CACHES_US = 100.0
+
+# Resident memory beyond the plan that a worker may take: room for a compiler.
+HEADROOM_BYTES = 3 * 2**30
+# Reading an output copies it at 1 GB/s at the very least; waiting for work looks like a read many times the call.
+READ_ALLOWANCE_US, READ_BYTES_PER_US, READ_AFTER_CALL = 200.0, 1000.0, 5.0
 
 _STATUS = {
     "unsupported": "unsupported",
@@ -162,13 +174,14 @@ class Trial:
         Ctrl-C ends the trial early: ``interrupted`` is then set, and the entries that have rounds keep them with
         ``complete`` false.
         """
-        asked = self.reference.ask(self.case, self.seed, self.arena)
+        asked: Asked | None = None
         groups = memory.groups(
             [(e, memory.footprint(e.implementation, self.case)) for e in self.entries if e not in self.always],
             [(e, memory.footprint(e.implementation, self.case)) for e in self.always],
             int(memory.USABLE * self.device.memory_bytes) - memory.shared(self.case, VARIANTS, self.device),
         )
         try:
+            asked = self.reference.ask(self.case, self.seed, self.arena)
             for group in groups:
                 self._prepare(group)
                 self._ready(asked)
@@ -178,9 +191,9 @@ class Trial:
                 self._finish([e for e in group if e not in self.always])
             self._finish(self.always)
         except BrokenProcessPool:
-            for entry in self.entries:
-                if entry.alive:
-                    entry.end("failed", "The reference process died while making this case (of memory, most likely).")
+            self._end_all("failed", "The reference process died while making this case (of memory, most likely).")
+        except NoRoom as error:
+            self._end_all("failed", str(error))
         except KeyboardInterrupt:
             self.interrupted = True
             for entry in self.entries:
@@ -189,9 +202,15 @@ class Trial:
         finally:
             self._release(self.entries)
             taken = [d for slot in self._slots for _, d in slot.values()]
-            for descriptor in taken + [d for variant in asked.descriptors for d in variant.values()]:
+            taken += [d for variant in (asked.descriptors if asked else []) for d in variant.values()]
+            for descriptor in taken:
                 self.arena.free(descriptor)
         return [result(self.case, e, self.seed, complete=not self.interrupted) for e in self.entries if not e.alive]
+
+    def _end_all(self, status: str, reason: str) -> None:
+        for entry in self.entries:
+            if entry.alive:
+                entry.end(status, reason)
 
     # -- preparing ------------------------------------------------------------------------------------------------
 
@@ -207,12 +226,18 @@ class Trial:
         with ThreadPoolExecutor(len(by_seat)) as threads:
             try:
                 with self.phases("start"):
-                    list(threads.map(lambda seat: self._guard(by_seat[seat][0], lambda: self.crew.start(seat)), by_seat))
+                    list(
+                        threads.map(lambda seat: self._guard(by_seat[seat][0], lambda: self.crew.start(seat)), by_seat)
+                    )
                 with self.phases("prepare"):
-                    list(threads.map(lambda seat: [self._prepare_one(e) for e in by_seat[seat]], by_seat))
+                    list(threads.map(self._prepare_in_turn, by_seat.values()))
             except KeyboardInterrupt:
                 self.crew.stop()  # ends the requests that the threads wait for
                 raise
+
+    def _prepare_in_turn(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._prepare_one(entry)
 
     def _prepare_one(self, entry: Entry) -> None:
         def build() -> None:
@@ -250,7 +275,7 @@ class Trial:
         """Resident bytes at which a worker is ended: what it has, four times the plan, and room for a compiler."""
         planned = memory.footprint(entry.implementation, self.case)
         host = self.device.memory_bytes if self.device.kind == "cpu" else 64 * 2**30
-        return min(int(memory.USABLE * host), worker.resident_bytes() + 4 * planned + 3 * 2**30)
+        return min(int(memory.USABLE * host), worker.resident_bytes() + 4 * planned + HEADROOM_BYTES)
 
     def _load(self, entry: Entry) -> None:
         def load() -> None:
@@ -291,28 +316,27 @@ class Trial:
         self._release(entries)
 
     def _check(self, entry: Entry) -> None:
-        """First call, a streak of calls over both input sets, and a call on new contents at the old place."""
-        first = self._judged_block(entry, [0])
-        if entry.first_call_s is None:
-            entry.first_call_s = first[0] / 1e6
-        if not entry.alive:
-            return
-        second = self._judged_block(entry, [1])
-        if not entry.alive:
-            return
-        entry.seconds = second[0] / 1e6
-        length = int(np.clip(STREAK_SECONDS / max(entry.seconds, 1e-9), 2, min(STREAK, len(self._slots))))
-        streak = self._judged_block(entry, [i % 2 for i in range(length)])
-        entry.seconds = float(np.median(streak)) / 1e6
-        if not entry.alive:
-            return
-        self._refill(entry, 0)
-        self._judged_block(entry, [0])
+        """First calls on both input sets, then a streak of calls, each on new contents at the old place.
+
+        New contents for every call of the streak: a call that does nothing then leaves a wrong answer behind, even where
+        the output holds the right one of an earlier call.
+        """
+        entry.first_call_s = self._judged_call(entry, 0)
+        if entry.alive:
+            entry.seconds = self._judged_call(entry, 1)
+        length = int(np.clip(STREAK_SECONDS / max(entry.seconds, 1e-9), 2, STREAK))
+        taken = []
+        for number in range(length):
+            if not entry.alive:
+                return
+            self._refill(entry, number % memory.INPUT_SETS)
+            taken.append(self._judged_call(entry, number % memory.INPUT_SETS))
+        entry.seconds = float(np.median(taken))
         if entry.alive:
             self._inputs_unchanged(entry)
 
-    def _judged_block(self, entry: Entry, sets: list[int]) -> list[float]:
-        return self._block(entry, sets, keep=list(range(len(sets))))["samples_us"]  # type: ignore[no-any-return]
+    def _judged_call(self, entry: Entry, which: int) -> float:
+        return float(self._block(entry, [which], keep=[0])["samples_us"][0]) / 1e6
 
     def _inputs_unchanged(self, entry: Entry) -> None:
         slot = {n: self.arena.array(s.shape, s.dtype) for n, s in self.case.input_specs().items()}
@@ -356,8 +380,9 @@ class Trial:
             for order, entry in enumerate(self._shuffled(entries)):
                 block = self._timed_block(entry, plan.samples[entry.program])
                 if block is not None:
-                    kept = {k: block[k] for k in ("t0", "samples_us", *block["telemetry"])}
-                    entry.rounds.append({"round": number, "order": order, **kept})
+                    seen = {k: v for k, v in block["telemetry"].items() if k in TELEMETRY}
+                    kept = {k: block[k] for k in ("t0", "first_us", "samples_us")}
+                    entry.rounds.append({"round": number, "order": order, **kept, **seen})
                 self.progress.advance()
         self._rounds_done += plan.rounds
 
@@ -376,12 +401,12 @@ class Trial:
             keep = sorted({self.random.randrange(samples + 1), samples})
             block = self._block(entry, sets, keep)
             block["kernel_s"] = sum(block["samples_us"]) / 1e6
-            block["samples_us"] = block["samples_us"][1:]
+            block["first_us"], *block["samples_us"] = block["samples_us"]
             return block
 
         if not entry.alive:
             return None
-        block = self._guard(entry, take)
+        block: dict[str, Any] | None = self._guard(entry, take)
         return block if entry.alive else None
 
     def _refill(self, entry: Entry, which: int) -> None:
@@ -412,6 +437,7 @@ class Trial:
             )
         self.phases.seconds["kernel"] += sum(block["samples_us"]) / 1e6
         entry.method = block["method"]
+        self._read_at_once(entry, block)
         with self.phases("judge"):
             for index, slot in slots.items():
                 verdict = self.judge.outputs(entry.variant[sets[index]], {n: a for n, (a, _) in slot.items()})
@@ -420,6 +446,19 @@ class Trial:
                     entry.end("wrong", verdict.reason)
                     break
         return block
+
+    def _read_at_once(self, entry: Entry, block: dict[str, Any]) -> None:
+        """On a CPU a call is over when it returns: a read that takes far longer than the call waited for its work."""
+        copying_us = READ_ALLOWANCE_US + sum(s.nbytes for s in self.case.output_specs().values()) / READ_BYTES_PER_US
+        for index, read_us in block["telemetry"].get("read_us", {}).items():
+            call_us = block["samples_us"][int(index)]
+            if read_us > max(copying_us, READ_AFTER_CALL * call_us):
+                entry.end(
+                    "wrong",
+                    f"Its call returned after {call_us:.3g} us, and reading the outputs then took {read_us:.3g} us: "
+                    "the work was not over.",
+                )
+                return
 
     def _plausible(self, entry: Entry) -> None:
         """A time beyond what physics allows is a wrong time, whatever the outputs look like."""
@@ -431,6 +470,14 @@ class Trial:
             entry.end(
                 "wrong",
                 f"A call took {fastest:.3g} us; this device cannot do the work in under {floor * 1e6:.3g} us.",
+            )
+            return
+        first = float(np.median([r["first_us"] for r in entry.rounds]))
+        others = float(np.median([np.median(r["samples_us"]) for r in entry.rounds]))
+        if first > max(REMEMBERING * others, others + COLD_CACHES_US):
+            entry.flags.append(
+                f"The first call after new input contents takes {first / others:.0f} times the others: "
+                "answers may be remembered."
             )
 
     # -- ending ---------------------------------------------------------------------------------------------------
@@ -446,13 +493,15 @@ class Trial:
             return None
 
     def _revive(self, seat: tuple[str, int]) -> None:
-        for other in self.entries:
-            if other.seat == seat and other.alive and other.prepared:
-                other.prepared = False
-                self._prepare_one(other)
-                if other.alive and other.variant:
-                    other.variant = {}
-                    self._load(other)
+        lost = [e for e in self.entries if e.seat == seat and e.prepared]
+        for entry in lost:
+            entry.prepared = False
+        for entry in lost:
+            if entry.alive:
+                self._prepare_one(entry)
+            if entry.alive and entry.variant:
+                entry.variant = {}
+                self._load(entry)
 
     def _release(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
