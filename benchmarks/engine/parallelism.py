@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_SYSFS = Path("/sys/devices/system/cpu")
+
 
 def choose_cpus(count: int) -> tuple[int, ...]:
     """``count`` of the CPUs this process may use: one per core first, their hardware siblings after that.
@@ -26,7 +28,7 @@ def choose_cpus(count: int) -> tuple[int, ...]:
 def _place_in_core(cpu: int, allowed: list[int]) -> int:
     """0 for the first allowed hardware thread of a core, 1 for the second ..."""
     try:
-        text = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        text = (_SYSFS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
     except OSError:
         return 0
     siblings: set[int] = set()

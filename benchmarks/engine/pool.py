@@ -341,7 +341,10 @@ class Worker:
     # -- stopping and watching ----------------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Hold the process group stopped (SIGSTOP) until ``resume``. Does nothing where it is dead."""
+        """Hold the process group stopped (SIGSTOP) until ``resume``. Does nothing where it is dead.
+
+        What the stack started in a session of its own runs on: compilers' helpers, idle once ``prepare`` has returned.
+        """
         if not self.alive or self._stopped_since is not None:
             return
         self._stopped_since = time.monotonic()
@@ -462,7 +465,6 @@ class Pool:
             if former is not None:
                 former.stop()
             worker = self._spawner.submit(self._spawn, spec, replica).result()
-            self._workers[seat] = worker
             worker.greet(deadline_s)
             return worker
 
@@ -489,7 +491,11 @@ class Pool:
 
     def stop(self) -> None:
         """Stop all workers. The pool cannot be used after it."""
+        if self._over.is_set():
+            return
         self._over.set()
+        with contextlib.suppress(RuntimeError):  # at exit the spawner has ended by itself
+            self._spawner.submit(int).result()  # whatever was about to be spawned is in the list now
         for worker in list(self._workers.values()):
             worker.stop()
         self._workers.clear()
@@ -529,7 +535,10 @@ class Pool:
         finally:
             os.close(request_end)
             os.close(reply_end)
-        return Worker(spec, replica, self.device, folder, mark, (requests, replies), process)
+        worker = Worker(spec, replica, self.device, folder, mark, (requests, replies), process)
+        # Here, so that ``stop`` finds it even where the thread that waits for it was interrupted.
+        self._workers[spec.stack, replica] = worker
+        return worker
 
     def _environment(self, spec: WorkerSpec, mark: str) -> dict[str, str]:
         environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}

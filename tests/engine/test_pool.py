@@ -172,6 +172,18 @@ def test_several_threads_may_ask_one_worker(shared, arena):
         act.arena.close()
 
 
+def test_a_worker_whose_start_was_interrupted_is_stopped_with_the_rest(pool, monkeypatch):
+    def interrupted(worker, deadline_s):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Worker, "greet", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.start(stage.SPEC)
+    (worker,) = pool.workers
+    pool.stop()
+    assert state(worker.pid) == "X"
+
+
 # --- what does not even start ----------------------------------------------------------------------------------------
 
 
