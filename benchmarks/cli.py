@@ -220,7 +220,8 @@ def compare(
 ) -> None:
     """Check, then measure in interleaved rounds, record, and show the table.
 
-    The baseline of each workload always takes part, once more in a second process: that pair's ratio is the noise floor.
+    The baseline of each workload always takes part, and once more in a second process: that
+    pair's ratio is the noise floor.
     Ctrl-C keeps all that was measured; --resume goes on from there.
 
     [bold]Examples[/]
@@ -282,7 +283,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
 ) -> None:
-    """The table from records: time, ratio to the baseline with its interval, share of the speed of light, class, reason.
+    """The table from records: time, ratio to the baseline, share of what the hardware allows, class, reason.
 
     [bold]Examples[/]
       ridgemark show
@@ -308,7 +309,7 @@ def show(
 def _cases(
     cases: str | None, gemm: list[str] | None, attention: list[str] | None, device: Device, default: str
 ) -> tuple[Case, ...]:
-    """The cases asked for, once each. Cases given one by one must fit the machine; those of a file are refused singly."""
+    """The cases asked for, once each. One given by its spec must fit the machine; those of a file are refused singly."""
     single = [parse_case(f"gemm:{spec}") for spec in gemm or []]
     single += [parse_case(f"attention:{spec}") for spec in attention or []]
     for case in single:

@@ -115,6 +115,7 @@ class Implementation(ABC):
 
     @property
     def stack(self) -> str:
+        """The part of the name before the point."""
         return self.name.partition(".")[0]
 
     def refuses(self, case: Case, device: Device) -> str | None:

@@ -33,6 +33,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
+        """Whether nothing is wrong."""
         return self.reason is None
 
 
@@ -58,6 +59,7 @@ class Judge:
 
     @property
     def variants(self) -> int:
+        """How many contents the inputs come in."""
         return len(self._inputs)
 
     def outputs(self, variant: int, outputs: Mapping[str, np.ndarray]) -> Verdict:

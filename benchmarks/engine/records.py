@@ -146,7 +146,8 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
         ) from None
     if schema > SCHEMA:
         raise RecordError(
-            f"{path}, line {number} has schema {schema}; this ridgemark reads up to {SCHEMA}. Upgrade ridgemark to read it."
+            f"{path}, line {number} has schema {schema}; this ridgemark reads up to {SCHEMA}. "
+            "Upgrade ridgemark to read it."
         )
     if record.get("kind") not in KINDS or not isinstance(record.get("run"), str):
         raise RecordError(f"{path}, line {number} is not a record of a known kind. Move that line out of the file.")

@@ -95,6 +95,7 @@ class Entry:
 
     @property
     def alive(self) -> bool:
+        """Whether it has not ended."""
         return self.status is None
 
     @property
@@ -117,6 +118,7 @@ class Phases:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        """Count the time inside the ``with`` block to phase ``name``."""
         start = time.perf_counter()
         try:
             yield
@@ -318,8 +320,8 @@ class Trial:
     def _check(self, entry: Entry) -> None:
         """First calls on both input sets, then a streak of calls, each on new contents at the old place.
 
-        New contents for every call of the streak: a call that does nothing then leaves a wrong answer behind, even where
-        the output holds the right one of an earlier call.
+        New contents for every call of the streak: a call that does nothing then leaves a wrong answer behind, even
+        where the output holds the right one of an earlier call.
         """
         entry.first_call_s = self._judged_call(entry, 0)
         if entry.alive:

@@ -1,4 +1,4 @@
-"""Whole sessions over implementations that cheat, crash and hang: each ends in the right status, and the run goes on."""
+"""Sessions over implementations that cheat, crash and hang: each ends in the right status, and the run goes on."""
 
 import dataclasses
 import os
