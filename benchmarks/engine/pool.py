@@ -400,7 +400,7 @@ class Worker:
         if held > limit:
             self._end(
                 "memory",
-                f"Its worker held {held / 2**30:.2f} GiB, over its limit of {limit / 2**30:.2f} GiB, "
+                f"Its worker held {held / 2**30:.2f} GiB of memory, over its limit of {limit / 2**30:.2f} GiB, "
                 f"{self._when} and was ended.",
             )
         with contextlib.suppress(OSError):

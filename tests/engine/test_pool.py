@@ -347,7 +347,7 @@ def test_a_worker_that_eats_memory_is_ended_at_its_limit(shared, arena):
     act = stage.Act(hire(shared), arena, "eats_memory").begin()
     act.worker.memory_limit_bytes = act.worker.resident_bytes() + 2**28
     with pytest.raises(
-        WorkerError, match=r"held .* GiB, over its limit of .* GiB, during block and was ended"
+        WorkerError, match=r"held .* GiB of memory, over its limit of .* GiB, during block and was ended"
     ) as error:
         act.block([0], deadline_s=60)
     assert error.value.kind == "memory"
