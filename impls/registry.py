@@ -41,33 +41,51 @@ def _roots() -> list[tuple[str, Path]]:
 @cache
 def stacks() -> dict[str, Path]:
     """Every stack's name and folder, in alphabetical order."""
-    found = {
-        folder.name: folder for _, root in _roots() for folder in root.iterdir() if (folder / "env.toml").is_file()
-    }
-    return dict(sorted(found.items()))
+    return {name: folder for name, (_, folder) in sorted(_packages().items())}
 
 
 @cache
+def _packages() -> dict[str, tuple[str, Path]]:
+    """Stack name -> (dotted name of its package, its folder)."""
+    return {
+        folder.name: (f"{prefix}.{folder.name}", folder)
+        for prefix, root in _roots()
+        for folder in root.iterdir()
+        if (folder / "env.toml").is_file()
+    }
+
+
+@cache
+def of_stack(stack: str) -> tuple[Implementation, ...]:
+    """The implementations of one stack; no other stack's modules are imported. None where there is no such stack."""
+    if stack not in _packages():
+        return ()
+    package, folder = _packages()[stack]
+    found: list[Implementation] = []
+    for info in pkgutil.iter_modules([str(folder)]):
+        if info.ispkg:
+            continue
+        module = importlib.import_module(f"{package}.{info.name}")
+        for value in vars(module).values():
+            if (
+                inspect.isclass(value)
+                and issubclass(value, Implementation)
+                and value.__module__ == module.__name__
+                and "name" in vars(value)
+            ):
+                found.append(value())
+    return tuple(found)
+
+
 def implementations() -> tuple[Implementation, ...]:
     """Every implementation of every stack, by name and workload."""
-    found: list[Implementation] = []
-    for prefix, root in _roots():
-        for folder in sorted(root.iterdir()):
-            if not (folder / "env.toml").is_file():
-                continue
-            for info in pkgutil.iter_modules([str(folder)]):
-                if info.ispkg:
-                    continue
-                module = importlib.import_module(f"{prefix}.{folder.name}.{info.name}")
-                for value in vars(module).values():
-                    if (
-                        inspect.isclass(value)
-                        and issubclass(value, Implementation)
-                        and value.__module__ == module.__name__
-                        and "name" in vars(value)
-                    ):
-                        found.append(value())
-    return tuple(sorted(found, key=lambda i: (i.name, i.workload)))
+    return tuple(sorted((i for s in stacks() for i in of_stack(s)), key=lambda i: (i.name, i.workload)))
+
+
+def refresh() -> None:
+    """Forget what was found: RIDGEMARK_EXTRA_STACKS has changed."""
+    for found in (stacks, _packages, of_stack):
+        found.cache_clear()
 
 
 def find(name: str, workload: str) -> Implementation:
@@ -76,7 +94,7 @@ def find(name: str, workload: str) -> Implementation:
     Raises:
         UnknownName: there is none; the message suggests the nearest.
     """
-    for implementation in implementations():
+    for implementation in of_stack(name.partition(".")[0]):
         if implementation.name == name and implementation.workload == workload:
             return implementation
     raise UnknownName(f"no implementation {name!r} of {workload}" + _suggestion(name))
@@ -90,9 +108,7 @@ def select(patterns: Iterable[str]) -> tuple[Implementation, ...]:
     """
     chosen: dict[tuple[str, str], Implementation] = {}
     for pattern in patterns:
-        hits = [
-            i for i in implementations() if fnmatch.fnmatchcase(i.name, pattern) or i.stack == pattern
-        ]
+        hits = [i for i in implementations() if fnmatch.fnmatchcase(i.name, pattern) or i.stack == pattern]
         if not hits:
             raise UnknownName(f"no implementation matches {pattern!r}" + _suggestion(pattern))
         chosen.update({(i.name, i.workload): i for i in hits})

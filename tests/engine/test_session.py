@@ -67,12 +67,10 @@ ENDS = {
 @pytest.fixture(autouse=True)
 def adversaries(monkeypatch):
     monkeypatch.setenv("RIDGEMARK_EXTRA_STACKS", "tests.adversaries")
-    registry.stacks.cache_clear()
-    registry.implementations.cache_clear()
+    registry.refresh()
     yield
     monkeypatch.undo()
-    registry.stacks.cache_clear()
-    registry.implementations.cache_clear()
+    registry.refresh()
 
 
 def run(path: Path, implementations, cases=(CASE,), budget_s=0.0, already=None, deadlines=DEADLINES, measure=True):
