@@ -101,7 +101,7 @@ def find(name: str, workload: str) -> Implementation:
 
 
 def select(patterns: Iterable[str]) -> tuple[Implementation, ...]:
-    """Implementations whose name matches any of the shell patterns (``xla.*``); a bare stack name means all its variants.
+    """Implementations whose name matches any of the shell patterns (``xla.*``; a stack's name means all its variants).
 
     Raises:
         UnknownName: a pattern matches nothing; the message suggests the nearest.
