@@ -1,0 +1,248 @@
+"""GEMM in TVM: a schedule written by hand for every case, and the same with M symbolic.
+
+Operands are packed inside the call, into words that the CPU's multiply instruction takes: f32, pairs of bf16 for
+AVX-512 BF16, four bytes for VNNI. f16, and bf16 on CPUs without that instruction, are raised to f32 while they are
+packed; f8e4m3 becomes bf16 or f32 likewise, exactly. The epilogue is applied to each tile of sums before it leaves the
+cache. AMX is not used: TVM has its instructions, but no schedule of ours for them has been run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from impls.contract import Device, Implementation, Program
+from impls.workloads.base import Case
+from impls.workloads.dtypes import dtype
+from impls.workloads.gemm import Gemm
+
+if TYPE_CHECKING:
+    import tvm
+
+# Bytes that a packed element takes: words of 32 bits hold one f32 (f16 raised), two bf16 or four i8. Without the
+# instructions bf16 and i8 take 4, which the device decides and the memory plan does not know: the larger counts.
+_PACKED_BYTES = 4
+
+
+class TensorIR(Implementation):
+    """The packed product of ``kernels/product``, scheduled by hand for the case's sizes."""
+
+    name: ClassVar[str] = "tvm.tensorir"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "TensorIR schedule by hand: packed, register-blocked, tensorized, epilogue fused"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """TF32, accumulation that is not in f32 or i32, and groups."""
+        assert isinstance(case, Gemm)
+        if case.groups is not None:
+            return "This schedule is made for one M; groups of unequal M are what tvm.symbolic serves."
+        return _refuses_dtype(case)
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and A packed: written and read. B's packed blocks stay in the cache."""
+        assert isinstance(case, Gemm)
+        return case.compulsory_bytes() + 2 * _packed_a(case)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """Packed A; a block of packed B and its sums for each thread are small beside it."""
+        assert isinstance(case, Gemm)
+        return _packed_a(case) + (32 << 20)
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Schedules and compiles the case."""
+        assert isinstance(case, Gemm)
+        return _Product(case, device)
+
+
+class Symbolic(Implementation):
+    """One compilation for an N, K, dtype, layout and epilogue, which serves every M, and all groups of a case."""
+
+    name: ClassVar[str] = "tvm.symbolic"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "the hand schedule with M symbolic: one compilation serves every M and every group"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """TF32, accumulation that is not in f32 or i32, groups whose rows are not aligned."""
+        assert isinstance(case, Gemm)
+        if case.groups is not None and len(case.groups) > 1:
+            rows = (case.k * dtype(case.dtype).bytes, case.n * dtype(case.out).bytes)
+            if any(row % _ALIGNMENT for row in rows):
+                return (
+                    f"TVM's code takes arrays at multiples of {_ALIGNMENT} bytes, and the groups' rows "
+                    f"of {rows[0]} and {rows[1]} bytes do not begin there."
+                )
+        return _refuses_dtype(case)
+
+    def traffic_bytes(self, case: Case) -> int:
+        """As ``TensorIR``'s."""
+        assert isinstance(case, Gemm)
+        return case.compulsory_bytes() + 2 * _packed_a(case)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """As ``TensorIR``'s."""
+        assert isinstance(case, Gemm)
+        return _packed_a(case) + (32 << 20)
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Compiles, where no earlier case of this worker has done so."""
+        assert isinstance(case, Gemm)
+        return _SymbolicProduct(case, device)
+
+
+_ALIGNMENT = 64
+
+
+def _refuses_dtype(case: Gemm) -> str | None:
+    if case.dtype == "tf32":
+        return "TF32 is a format of GPU tensor cores; TVM on a CPU would compute in f32 instead."
+    if case.acc not in ("f32", "i32"):
+        return f"The kernels accumulate {case.dtype} in f32 and offer no acc={case.acc}."
+    return None
+
+
+def _packed_a(case: Gemm) -> int:
+    return case.batch * case.m * case.k * _PACKED_BYTES
+
+
+@dataclass
+class _Loaded:
+    """One input set.
+
+    Attributes:
+        given: the worker's arrays, by name.
+        arrays: those, or aligned copies.
+        calls: the arguments of each kernel call.
+        c: the output.
+    """
+
+    given: Mapping[str, np.ndarray]
+    arrays: dict[str, np.ndarray]
+    calls: list[tuple[tvm.runtime.Tensor, ...]]
+    c: np.ndarray
+
+
+class _Kernel(Program):
+    """A compiled function of A, B [, bias or residual] and C, called once or once per group."""
+
+    def __init__(self, case: Gemm) -> None:
+        super().__init__()
+        from impls.tvm.kernels import arrays
+
+        self._case = case
+        self._arrays = arrays
+        self._function: Any = None
+
+    def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """Tensors over the worker's arrays (over copies, were they not aligned) and a new output."""
+        case = self._case
+        held = {n: a if self._arrays.aligned(a) else self._copied(a) for n, a in inputs.items() if n != "group_sizes"}
+        c = self._arrays.empty(case.output_specs()["C"].shape, dtype(case.out).storage)
+        if case.groups is None:
+            calls = [tuple(map(self._arrays.tensor, (*held.values(), c)))]
+        else:
+            calls = []
+            for g, (rows, stop) in enumerate(zip(case.groups, accumulate(case.groups), strict=True)):
+                if rows:
+                    of_group = (held["A"][stop - rows : stop], held["B"][g], c[stop - rows : stop])
+                    calls.append(tuple(map(self._arrays.tensor, of_group)))
+        return _Loaded(inputs, held, calls, c)
+
+    def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """Nothing to do where the tensors lie over the worker's arrays."""
+        for name, array in loaded.arrays.items():
+            if array is not inputs[name]:
+                array[...] = inputs[name]
+        loaded.given = inputs
+        return loaded
+
+    def run(self, loaded: _Loaded) -> _Loaded:
+        """C, complete."""
+        for arguments in loaded.calls:
+            self._function(*arguments)
+        return loaded
+
+    def read_outputs(self, result: _Loaded) -> dict[str, np.ndarray]:
+        """C."""
+        return {"C": result.c}
+
+    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
+        """What the kernel reads."""
+        return {**loaded.given, **loaded.arrays}
+
+    def poison(self, loaded: _Loaded) -> None:
+        """NaN into C."""
+        self._arrays.poison(loaded.c)
+
+    def _copied(self, array: np.ndarray) -> np.ndarray:
+        copy = self._arrays.empty(array.shape, array.dtype)
+        copy[...] = array
+        return copy
+
+
+class _Product(_Kernel):
+    def __init__(self, case: Gemm, device: Device) -> None:
+        super().__init__(case)
+        from impls.tvm.kernels import compiled, gemm, host
+
+        machine = host.of(device)
+        definition = gemm.define(case, machine)
+        module = gemm.schedule(definition)
+        executable = compiled.build(module, machine)
+        self._function = executable["main"]
+        self.config = compiled.config(machine) | {
+            "instruction": definition.arithmetic.name,
+            "tiling": definition.tiling.as_config(),
+        }
+        self.artefacts = compiled.artefacts(module, executable)
+
+
+class _SymbolicProduct(_Kernel):
+    def __init__(self, case: Gemm, device: Device) -> None:
+        super().__init__(case)
+        from impls.tvm.kernels import compiled, host
+
+        machine = host.of(device)
+        before = _symbolic.cache_info().hits
+        built = _symbolic(_without_rows(case), device)
+        self._function = built.function
+        self.config = compiled.config(machine) | built.config | {"symbolic": ["M"]}
+        self.artefacts = dict(built.artefacts)
+        if _symbolic.cache_info().hits > before:
+            self.flags.append("compiled by an earlier case of this worker, for another M")
+
+
+@dataclass(frozen=True)
+class _Built:
+    function: Any
+    config: dict[str, Any]
+    artefacts: dict[str, str | bytes]
+
+
+def _without_rows(case: Gemm) -> Gemm:
+    """The case that stands for all that differ in M alone."""
+    return Gemm(
+        m=1, n=case.n, k=case.k, dtype=case.dtype, batch=case.batch, acc=case.acc, out=case.out,
+        layout=case.layout, epilogue=case.epilogue,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=16)
+def _symbolic(case: Gemm, device: Device) -> _Built:
+    from impls.tvm.kernels import compiled, gemm, host
+
+    machine = host.of(device)
+    definition = gemm.define(case, machine, symbolic=True)
+    module = gemm.schedule(definition)
+    executable = compiled.build(module, machine)
+    return _Built(
+        executable["main"],
+        {"instruction": definition.arithmetic.name, "tiling": definition.tiling.as_config()},
+        compiled.artefacts(module, executable),
+    )
