@@ -248,6 +248,12 @@ def compare(
         begun = next((line for line in already.lines if line["kind"] == "run"), None)
         if begun is None:
             raise UsageError(f"{path} ends before its plan. Start a new run without --resume.")
+        here = session.provenance(session.ROOT)
+        if here["commit"] != begun["commit"]:
+            raise UsageError(
+                f"The run began at commit {begun['commit']}, and this is {here['commit']}: results of two commits do not "
+                "belong in one run. Check that commit out again, or start a new run without --resume."
+            )
         chosen = tuple(parse_case(c) for c in begun["plan"]["cases"])
         implementations = registry.select(begun["plan"]["impls"])
         named, run, seed = False, str(begun["run"]), int(begun["seed"])

@@ -72,6 +72,7 @@ class Session:
         self.plan, self.device = plan, device
         self.environments, self.missing = environments, missing
         self.writer = writer
+        self.resumed = already is not None
         self.finished = set(records.finished_cases(already)) if already else set()
         self.deadlines = deadlines or trial.Deadlines()
         self.phases = trial.Phases()
@@ -166,7 +167,7 @@ class Session:
     # -- recording ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        if self.writer is None:
+        if self.writer is None or self.resumed:
             return
         self.writer.append(
             "run",
