@@ -285,8 +285,8 @@ class Attention(Case):
 
         Sees a head that is wrong as a whole, wherever it is (up to 2^28 elements of K and V: random pairs of batch
         entry and key head beyond). Does not see a wrong tile outside the sample, nor dK there. The sums of dV hold
-        since the rows of the softmax add up to 1; rounding P adds errors of variance (u^2 + u_exp^2) sum dO^2 at most,
-        rounding dV (by query head and in the end) 2 u^2 sum dV^2.
+        since the rows of the softmax add up to 1; rounding P adds errors of variance (u^2 + u_exp^2) / 3 sum dO^2 at
+        most, rounding dV (by query head and in the end) 2/3 u^2 sum dV^2.
         """
         generator = np.random.default_rng([seed, 0xA7])
         pairs = [(b, h) for b in range(self.batch) for h in range(self.hkv)]

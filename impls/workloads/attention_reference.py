@@ -13,12 +13,13 @@ delta is taken, rounded to the dtype; dk and dv rounded once per query head and 
 exponentials within 4 ulp of f32 with arguments up to 8 (16 u_f32 together), for 16-bit dtypes and tf32 within u / 2
 (FlashAttention-4 evaluates exp2 by a polynomial of degree 3, about 1e-4).
 
-Each of these is an independent relative error of p, ds, ...; the error of an output is a sum of independent terms, and
-with L = ln(2 N / risk) stays below sqrt(2 L) times the root of the sum of their squared bounds (Hoeffding) or, where n
-keys with up to four errors each contribute, below 2 sqrt(n) times it (Cauchy and Schwarz). An error e of a score is a
-relative error e of its p, and shifts the normalization: sum p e (v - o), bounded by p^2 e^2 (v^2 + o^2).
+Each of these is an independent relative error of p, ds, ..., uniform between its bounds (variance u^2 / 3, and tails no
+heavier than a normal's). The error of an output is a sum of independent terms, and with L = ln(2 N / risk) stays below
+sqrt(2 L) times the root of the sum of their variances or, where n keys with up to four errors each contribute, below
+2 sqrt(3 n) times it (Cauchy and Schwarz). An error e of a score is a relative error e of its p, and shifts the
+normalization: sum p e (v - o), of variance p^2 e^2 (v^2 + o^2) at most.
 
-Squares of inner products along D enter by their mean, |q|^2 |k|^2 / D. Bounds are computed in float32, which is enough.
+Squares of inner products along D enter by their mean, |q|^2 |k|^2 / D. Variances are computed in float32.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Backward:
 
     Attributes:
         dq: (rows, D), value and tolerance.
-        dk, dv: (Sk, D), value and the sum of squared error bounds: they are added up over heads.
+        dk, dv: (Sk, D), value and variance of its error: they are added up over heads.
     """
 
     dq: Bounded
@@ -60,9 +61,9 @@ class _Block:
     rows: slice
     keys: slice
     p: np.ndarray  # (rows, keys), float64
-    noise: np.ndarray  # (rows, keys), float32: squared bound on the relative error of p
+    noise: np.ndarray  # (rows, keys), float32: variance of the relative error of p
     seen: np.ndarray | float  # (rows, keys), 1 where visible and 0 elsewhere; 1.0 where all are
-    reach: np.ndarray  # (rows, 1): sqrt(2 L), or 2 sqrt(visible keys) where that is less
+    reach: np.ndarray  # (rows, 1): sqrt(2 L), or 2 sqrt(3 visible keys) where that is less
 
 
 class Reference:
@@ -91,6 +92,7 @@ class Reference:
         self.scale = 1 / math.sqrt(self.d)
         self.u, self.underflow = dtype(dtype_name).unit_roundoff, UNDERFLOW[dtype_name]
         self.u_exp = 16 * dtype("f32").unit_roundoff + (0.0 if dtype_name == "f32" else self.u / 2)
+        self.rounding = self.u**2 / 3
         self.accumulator = ACCUMULATORS[dtype_name, "f32"]
         self.reach = math.sqrt(2 * odds)
 
@@ -116,7 +118,7 @@ class Reference:
         dk, dk_squares, dv, dv_squares = (np.zeros(self.k.shape) for _ in range(4))
         sharing = (self.accumulator.spread(self.sharing, self.odds) / self.reach) ** 2
         along_d = (self.accumulator.spread(self.d, self.odds) / self.reach) ** 2
-        u2, tiny = self.u**2, np.float32(self.underflow**2)
+        u2, tiny = self.rounding, np.float32(self.underflow**2)
         q, do = q.astype(np.float64), do.astype(np.float64)
         for block in self._blocks(q, rows):
             keys, p, noise = block.keys, block.p, block.noise
@@ -153,18 +155,20 @@ class Reference:
     def gathered(self, parts: list[Bounded]) -> Bounded:
         """dK or dV, value and tolerance, from the query heads that share this key head."""
         value: np.ndarray = np.sum([one for one, _ in parts], axis=0)
-        squares = np.sum([error + (self.u * one) ** 2 for one, error in parts], axis=0)
+        squares = np.sum([variance + self.rounding * one**2 for one, variance in parts], axis=0)
         size = np.abs(value)
-        reach = min(self.reach, 2 * math.sqrt(self.sharing))
+        reach = min(self.reach, math.sqrt(12 * self.sharing))
         error = reach * np.sqrt(squares) + self.accumulator.slope(self.sharing, self.odds) * size
         return value, error + 2 * self.u * (size + error) + self.underflow
 
     def sum_tolerance(self, do: np.ndarray, dv: np.ndarray) -> np.ndarray:
         """Tolerance of the sum of dV over keys, (D,), given dO of all queries that share this head, (queries, D)."""
         do_squares, dv_squares = np.square(do).sum(axis=0), np.square(dv).sum(axis=0)
-        relative = self.u**2 + self.u_exp**2 + (self.accumulator.spread(self.sharing, self.odds) / self.reach) ** 2
+        relative = (
+            self.rounding + self.u_exp**2 / 3 + (self.accumulator.spread(self.sharing, self.odds) / self.reach) ** 2
+        )
         tiny = self.underflow**2 * dv.shape[0]
-        return np.asarray(self.reach * np.sqrt(relative * do_squares + 2 * self.u**2 * dv_squares + tiny))
+        return np.asarray(self.reach * np.sqrt(relative * do_squares + 2 * self.rounding * dv_squares + tiny))
 
     def _blocks(self, q: np.ndarray, rows: np.ndarray) -> Iterator[_Block]:
         """Consecutive rows with their probabilities."""
@@ -194,18 +198,18 @@ class Reference:
         p /= p.sum(axis=1, keepdims=True)
         if isinstance(seen, np.ndarray):
             s[seen == 0] = 0.0
-        u2 = self.u**2
+        u2 = self.rounding
         along_d = self.accumulator.spread(self.d, self.odds) / self.reach
         by_score = 2 * u2 + (self.accumulator.slope(self.d, self.odds) / self.reach) ** 2
         lengths = np.square(q).sum(axis=1, keepdims=True) * ((2 * u2 + along_d**2) / self.d**2)
         noise = np.square(s.astype(np.float32)) * np.float32(by_score)
         noise += lengths.astype(np.float32) * self.k_squares[keys].sum(axis=1)
-        noise += np.float32(u2 + self.u_exp**2)
-        reach = np.minimum(self.reach, 2 * np.sqrt(end - first))[:, None]
+        noise += np.float32(u2 + self.u_exp**2 / 3)
+        reach = np.minimum(self.reach, np.sqrt(12 * (end - first)))[:, None]
         return _Block(rows, keys, p, noise, seen, reach)
 
     def _summing(self, keys: slice) -> float:
-        """Squared error of a sum over these keys, over the sum of its squared terms and 2 L."""
+        """What summing over these keys adds to the relative variance of each term."""
         return (self.accumulator.spread(keys.stop - keys.start, self.odds) / self.reach) ** 2
 
     def _slope(self, keys: slice) -> float:

@@ -5,21 +5,23 @@ Owns the model of accumulators and their error bounds. Which other roundings a w
 The model. A sum of n products p_k is taken one addition after another, in an order that does not look at the values (a
 blocked or pairwise sum has shorter chains and a smaller error). The partial sums s_k of zero-mean data walk at random:
 given the total S and Q = sum p_k^2, s_k is a Brownian bridge of variance Q plus the straight line to S. Rounding to
-nearest makes errors |d_k| <= q |s_k| that are independent of mean zero (Higham and Mary, "A new approach to
+nearest makes errors that are independent, of mean zero and uniform between -q |s_k| and q |s_k| at most, hence of
+variance q^2 s_k^2 / 3 and as light in the tails as a normal of that variance (Higham and Mary, "A new approach to
 probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019; for random data, "Sharper probabilistic backward
-error analysis for basic linear algebra kernels with random data", ibid. 42, 2020). Hence with L = ln(2 N / risk), so
-that none of N compared elements is beyond its bound but with probability ``risk``:
+error analysis for basic linear algebra kernels with random data", ibid. 42, 2020). With L = ln(2 N / risk) for N
+compared elements, none is beyond its bound but with probability ``risk``. For r = q / sqrt(3):
 
-- against the line, Azuma-Hoeffding: q sqrt(n) |S| sqrt(2 L / 3), since the squares of the line average S^2 / 3;
-- against the bridge B, whose own size varies: E exp(t d) <= E exp(t^2 q^2 n Q / 2 * integral B^2), which is finite for
-  t q sqrt(n Q) < pi (Cramer-von Mises), hence the exponential tail q sqrt(n Q) L / pi;
-- products rounded by themselves where there is no fused multiply-add: q sqrt(Q) sqrt(2 L);
-- a start other than zero (bias or residual in the accumulator): q sqrt(n) |start| sqrt(2 L).
+- against the line, whose squares average S^2 / 3: r sqrt(n) |S| sqrt(2 L / 3);
+- against the bridge B, whose own size varies: E exp(t d) <= E exp(t^2 r^2 n Q / 2 * integral B^2), which is finite for
+  t r sqrt(n Q) < pi (Cramer-von Mises), hence an exponential tail and r sqrt(n Q) L / pi;
+- products rounded by themselves where there is no fused multiply-add: r sqrt(Q) sqrt(2 L);
+- a start other than zero (bias or residual in the accumulator): r sqrt(n) |start| sqrt(2 L).
 
 Tensor cores truncate instead (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ
-Comput. Sci. 7:e330, 2021): the quantum doubles, and each step loses q/2 |s_k| on average, always towards zero. Over
-n / g steps of g products the loss adds up to q/2 n/g (|S| / 2 + sqrt(L / 6) sqrt(Q)): the integral of the bridge has
-variance 1 / 12. g = 4 is the smallest that was seen (V100, T4).
+Comput. Sci. 7:e330, 2021): every product of a step is cut to the largest addend's quantum, with an error of its own
+sign up to q |s_k|, as above; and the accumulator loses q/2 |s_k| on average, always towards zero. Over n / g steps of g
+products that adds up to q/2 n/g (|S| / 2 + sqrt(L / 6) sqrt(Q)): the integral of the bridge has variance 1 / 12. g = 4
+is the smallest that was seen (V100, T4).
 
 No bound is above the deterministic one, q (n + 1) (sqrt(n Q) + |start|), by Cauchy and Schwarz.
 """
@@ -60,14 +62,19 @@ class Accumulator:
     step: int = 0
     promoted: int = 0
 
+    @property
+    def _deviation(self) -> float:
+        """r, standard deviation of the error of one addition to a partial sum of 1."""
+        return self.quantum / math.sqrt(3)
+
     def spread(self, length: int, odds: float) -> float:
         """Bound on the error of a sum that ends at zero, over sqrt(Q)."""
-        nearest = self.quantum * (math.sqrt(length) * odds / math.pi + math.sqrt(2 * odds))
+        nearest = self._deviation * (math.sqrt(length) * odds / math.pi + math.sqrt(2 * odds))
         return nearest + self._lost(length) * math.sqrt(odds / 6)
 
     def slope(self, length: int, odds: float) -> float:
         """What is added to that bound, over |S|, where the sum ends at S."""
-        return self.quantum * math.sqrt(length * 2 * odds / 3) + self._lost(length) / 2
+        return self._deviation * math.sqrt(length * 2 * odds / 3) + self._lost(length) / 2
 
     def _lost(self, length: int) -> float:
         """What truncation takes from a partial sum that stays at 1 throughout."""
@@ -88,7 +95,7 @@ class Accumulator:
         size, root, start = np.abs(total), np.sqrt(squares), np.abs(start)
         if self.promoted and length > self.promoted:
             return self._promoted_bound(size, root, length, odds, start)
-        held = self.quantum * math.sqrt(length * 2 * odds) + self._lost(length)
+        held = self._deviation * math.sqrt(length * 2 * odds) + self._lost(length)
         bound: np.ndarray = self.spread(length, odds) * root + self.slope(length, odds) * size + held * start
         np.minimum(bound, self.quantum * (length + 1) * (math.sqrt(length) * root + start), out=bound)
         return bound
@@ -100,12 +107,12 @@ class Accumulator:
 
         In a chunk the partial sums walk freely with variance Q c / n, plus S c / n in a line. The squares of a free
         walk average half its variance, and E exp(t^2 / 2 integral W^2) is finite for t < pi / 2: by Bernstein the
-        n / c chunks together err by q c sqrt(Q / n) (sqrt(L n / c) + 2 L / pi). Truncation loses q/2 c/g times the
+        n / c chunks together err by r c sqrt(Q / n) (sqrt(L n / c) + 2 L / pi). Truncation loses q/2 c/g times the
         integral of the walk (variance 1 / 3), of either sign in each chunk, and of the line, of one sign.
         """
         q, c, n = self.quantum, self.promoted, length
         walk = np.hypot(root, size * math.sqrt(c / n))
-        bound: np.ndarray = q * c / math.sqrt(n) * walk * (math.sqrt(odds * n / c) + 2 * odds / math.pi)
+        bound: np.ndarray = self._deviation * c / math.sqrt(n) * walk * (math.sqrt(odds * n / c) + 2 * odds / math.pi)
         if self.step:
             bound += q / 2 * (c / self.step) * (size / 2 + math.sqrt(2 * odds / 3) * root)
         outer = Accumulator(dtype("f32").unit_roundoff)
