@@ -195,25 +195,12 @@ def compare(frame: Frame, *, practical: float = PRACTICAL, level: float = LEVEL)
     blocks = frame.blocks[frame.blocks["result"].isin(timed.index)]
     _put(cells, "time", "_us", _estimate(blocks["result"], np.log(blocks["median_us"].to_numpy()), level))
 
-    names = {(w, d): baseline_of(w, d) for w, d in set(zip(timed["workload"], timed["device_kind"], strict=True))}
-    fixed = [names[key] for key in zip(timed["workload"], timed["device_kind"], strict=True)]
-    cells["baseline"] = pd.Series(fixed, cells.index, dtype="object")  # None, not NaN, where there is none.
+    cells["baseline"] = _baselines(timed)
     is_baseline = (timed["impl"] == cells["baseline"]).to_numpy()
-
-    group = timed.groupby(["run", "case", "regime", "method"], sort=False, dropna=False).ngroup()
-    where = pd.DataFrame(
-        {
-            "result": blocks["result"].to_numpy(),
-            "group": group.loc[blocks["result"]].to_numpy(),
-            "round": blocks["round"].to_numpy(),
-            "median_us": blocks["median_us"].to_numpy(),
-            "baseline": pd.Series(is_baseline, timed.index).loc[blocks["result"]].to_numpy(),
-            "replica": timed["replica"].loc[blocks["result"]].to_numpy(),
-        }
-    )
-    against = where[where["baseline"]].groupby(["group", "round"], sort=False)["median_us"].mean().rename("against")
-    pairs = where[~where["baseline"]].join(against, on=["group", "round"], how="inner")
-    log_ratios = np.log(pairs["median_us"].to_numpy() / pairs["against"].to_numpy())
+    group = _groups(timed)
+    where = _rounds(frame, timed)
+    pairs = _paired(where)
+    log_ratios = pairs["log_ratio"].to_numpy()
     _put(cells, "ratio", "", _estimate(pairs["result"], log_ratios, level))
     cells["paired_rounds"] = pairs.groupby("result").size().reindex(cells.index, fill_value=0)
 
@@ -240,6 +227,50 @@ def compare(frame: Frame, *, practical: float = PRACTICAL, level: float = LEVEL)
     cells["verdict"] = ["baseline" if b else v for v, b in zip(found, is_baseline, strict=True)]
     cells["verdict_reason"] = _reasons(frame, timed, cells, is_baseline, practical)
     return cells
+
+
+def paired_ratios(frame: Frame) -> pd.DataFrame:
+    """Every round's ratio to the baseline, before any statistics: what ``compare`` estimates its ratios from.
+
+    Returns:
+        One row per round that a result shares with its baseline: ``result``, ``round``, ``log_ratio``.
+    """
+    pairs = _paired(_rounds(frame, frame.results[frame.results["rounds"] > 0]))
+    return pairs[["result", "round", "log_ratio"]].reset_index(drop=True)
+
+
+def _baselines(timed: pd.DataFrame) -> pd.Series:
+    """The name of what every result is compared with; None, not NaN, where there is nothing."""
+    names = {(w, d): baseline_of(w, d) for w, d in set(zip(timed["workload"], timed["device_kind"], strict=True))}
+    fixed = [names[key] for key in zip(timed["workload"], timed["device_kind"], strict=True)]
+    return pd.Series(fixed, timed.index, dtype="object")
+
+
+def _groups(timed: pd.DataFrame) -> pd.Series:
+    """A number for every set of results whose rounds can be paired: one run, case, regime and method."""
+    return timed.groupby(["run", "case", "regime", "method"], sort=False, dropna=False).ngroup()
+
+
+def _rounds(frame: Frame, timed: pd.DataFrame) -> pd.DataFrame:
+    """The blocks of these results: result, group, round, median_us, baseline (whether it is one), replica."""
+    blocks = frame.blocks[frame.blocks["result"].isin(timed.index)]
+    return pd.DataFrame(
+        {
+            "result": blocks["result"].to_numpy(),
+            "group": _groups(timed).loc[blocks["result"]].to_numpy(),
+            "round": blocks["round"].to_numpy(),
+            "median_us": blocks["median_us"].to_numpy(),
+            "baseline": (timed["impl"] == _baselines(timed)).loc[blocks["result"]].to_numpy(),
+            "replica": timed["replica"].loc[blocks["result"]].to_numpy(),
+        }
+    )
+
+
+def _paired(where: pd.DataFrame) -> pd.DataFrame:
+    """The rows of ``where`` that are no baseline's and share their round with one, with their ``log_ratio`` to it."""
+    against = where[where["baseline"]].groupby(["group", "round"], sort=False)["median_us"].mean().rename("against")
+    pairs = where[~where["baseline"]].join(against, on=["group", "round"], how="inner")
+    return pairs.assign(log_ratio=np.log(pairs["median_us"].to_numpy() / pairs["against"].to_numpy()))
 
 
 def noise_floor(cells: pd.DataFrame) -> float | None:
