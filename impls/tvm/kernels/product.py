@@ -55,7 +55,9 @@ def sums(
 ) -> Callable[[Expr, Expr, Expr], Expr]:
     """The product's stages; returns (batch, row, column) -> the sum there."""
     t, group = tiling, arithmetic.group
-    panels = tirx.ceildiv(shape.m, t.mr * t.row_chunks) if t.panels is None else t.panels
+    # Symbolic, one panel more than needed may be packed: that it suffices TVM can prove, of the quotient rounded up it
+    # cannot. No tile is computed of it.
+    panels = tirx.floordiv(shape.m, t.mr * t.row_chunks) + 1 if t.panels is None else t.panels
     words = t.kc * t.k_blocks
 
     def packed(operand: Operand, pack: Callable[[Sequence[Expr]], Expr], extent: Expr) -> Callable[..., Expr]:
