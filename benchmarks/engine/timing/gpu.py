@@ -1,0 +1,234 @@
+"""What timing on an NVIDIA GPU needs beside the clock: flushing L2, ramping the clock up, reading clock and power.
+
+Owns three small kernels, built at run time by NVRTC in the primary context that the stacks share, and the readings of
+NVML. It does not own the times (cupti). cuda-bindings and nvidia-ml-py only: it runs in every GPU stack's environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import time
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+# A buffer read before each call so that L2 holds nothing of the call's: several times the largest L2 sold so far
+# (50 MiB on an H100 or H200, 126 MB on a B200). It is only read: dirty lines would be written back during the call.
+FLUSH_BYTES = 512 * 2**20
+# The clock has ramped up when two readings in a row agree this well, and give up after so many milliseconds.
+_RAMP_AGREE, _RAMP_MS = 0.005, 400
+_SPIN_US = 2000
+
+SOURCE = r"""
+extern "C" __global__ void ridgemark_read(const uint4 *data, unsigned long long n, unsigned int *sink) {
+    unsigned int sum = 0;
+    unsigned long long stride = (unsigned long long)gridDim.x * blockDim.x;
+    for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        uint4 v = data[i];
+        sum += v.x ^ v.y ^ v.z ^ v.w;
+    }
+    if (sum == 0x9e3779b9u) *sink = sum;  // never so by design, but the compiler cannot know
+}
+
+// Per multiprocessor: its cycle counter and the global nanosecond timer, read together.
+extern "C" __global__ void ridgemark_stamp(unsigned long long *stamps) {
+    unsigned int sm;
+    unsigned long long cycles, ns;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+    if (threadIdx.x == 0) { stamps[2 * sm] = cycles; stamps[2 * sm + 1] = ns; }
+}
+
+extern "C" __global__ void ridgemark_spin(unsigned long long ns) {
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - begin < ns);
+}
+"""
+#: Names of the harness's own kernels begin so: they are never counted to a call.
+OWN_PREFIX = "ridgemark_"
+
+
+class CudaError(RuntimeError):
+    """A CUDA call failed; the message names it and its error."""
+
+
+def checked(result: tuple[Any, ...]) -> Any:
+    """The value of a cuda-bindings call.
+
+    Raises:
+        CudaError: the call did not succeed.
+    """
+    status, *values = result
+    if int(status) != 0:
+        raise CudaError(f"CUDA says {status.name if hasattr(status, 'name') else status}.")
+    return values[0] if len(values) == 1 else (tuple(values) or None)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What NVML says at one moment: SM clock in MHz, power in W, temperature in degrees C, the clock event reasons."""
+
+    clock_mhz: float
+    power_w: float
+    temperature_c: float
+    reasons: int
+
+
+class Gpu:
+    """The first visible GPU, through the primary context of this process."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver, nvrtc
+
+        self._driver = driver
+        checked(driver.cuInit(0))
+        self._device = checked(driver.cuDeviceGet(0))
+        self._context = checked(driver.cuDevicePrimaryCtxRetain(self._device))
+        checked(driver.cuCtxSetCurrent(self._context))
+        attribute = driver.CUdevice_attribute
+        major, minor, self.sms, self.l2_bytes = (
+            checked(driver.cuDeviceGetAttribute(a, self._device))
+            for a in (
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
+            )
+        )
+        program = checked(nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"ridgemark.cu", 0, [], []))
+        checked(nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture=sm_{major}{minor}".encode()]))
+        cubin = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
+        checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+        module = checked(driver.cuModuleLoadData(np.frombuffer(cubin, np.uint8).ctypes.data))
+        self._kernels = {
+            name: checked(driver.cuModuleGetFunction(module, f"{OWN_PREFIX}{name}".encode()))
+            for name in ("read", "stamp", "spin")
+        }
+        self._flush = checked(driver.cuMemAlloc(FLUSH_BYTES))
+        checked(driver.cuMemsetD8(self._flush, 1, FLUSH_BYTES))
+        self._sink = checked(driver.cuMemAlloc(16))
+        self._stamps = [checked(driver.cuMemAlloc(16 * self.sms)) for _ in range(2)]
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle, whatever the stream."""
+        checked(self._driver.cuCtxSetCurrent(self._context))
+        checked(self._driver.cuCtxSynchronize())
+
+    def flush_l2(self) -> None:
+        """Leave nothing in L2 but clean lines of a buffer that no call reads."""
+        self._launch("read", 8 * self.sms, 256, (self._flush, 8), (FLUSH_BYTES // 16, 8), (self._sink, 8))
+
+    def stamp(self, which: int) -> None:
+        """Read the cycle counter and the nanosecond timer of every multiprocessor: before (0), after (1)."""
+        self._launch("stamp", 4 * self.sms, 32, (self._stamps[which], 8))
+
+    def clock_mhz(self) -> float:
+        """SM clock between the two stamps, MHz: median over multiprocessors."""
+        before, after = (self._read_stamps(s) for s in self._stamps)
+        cycles, ns = (after - before).astype(np.float64).T
+        return float(np.median(cycles / ns)) * 1e3
+
+    def ramp_up(self) -> float:
+        """Keep the multiprocessors busy until the clock has settled; an idle GPU sits at a fraction of it.
+
+        Returns:
+            The settled SM clock, MHz.
+        """
+        last, begin = 0.0, time.monotonic()
+        while True:
+            self.stamp(0)
+            self._launch("spin", self.sms, 32, (_SPIN_US * 1000, 8))
+            self.stamp(1)
+            self.synchronize()
+            now = self.clock_mhz()
+            if abs(now - last) <= _RAMP_AGREE * now or (time.monotonic() - begin) * 1e3 > _RAMP_MS:
+                return now
+            last = now
+
+    def used_bytes(self) -> int:
+        """Device memory in use, by all processes."""
+        free, total = checked(self._driver.cuMemGetInfo())
+        return int(total) - int(free)
+
+    def _read_stamps(self, stamps: Any) -> np.ndarray:
+        host = np.empty((self.sms, 2), np.uint64)
+        checked(self._driver.cuMemcpyDtoH(host.ctypes.data, stamps, host.nbytes))
+        return host.astype(np.int64)
+
+    def _launch(self, name: str, grid: int, block: int, *arguments: tuple[Any, int]) -> None:
+        values = [ctypes.c_uint64(int(value)) for value, _ in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        checked(
+            self._driver.cuLaunchKernel(
+                self._kernels[name], grid, 1, 1, block, 1, 1, 0, 0, ctypes.addressof(pointers), 0
+            )
+        )
+
+
+@cache
+def gpu() -> Gpu:
+    """The GPU, made on first use: after the stack has made the primary context."""
+    return Gpu()
+
+
+@cache
+def _nvml() -> tuple[Any, Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    from cuda.bindings import driver
+
+    device = checked(driver.cuDeviceGet(0))
+    bus = checked(driver.cuDeviceGetPCIBusId(64, device)).split(b"\0")[0]
+    return pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(bus)
+
+
+def reading() -> Reading:
+    """What NVML says now."""
+    nvml, handle = _nvml()
+    return Reading(
+        float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
+    )
+
+
+def energy_j() -> float:
+    """Energy since the driver was loaded, J."""
+    nvml, handle = _nvml()
+    return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+
+
+def throttled(reasons: int) -> list[str]:
+    """Names of the reasons that make a block worthless: heat and hardware slowdown. A power cap is how this GPU runs."""
+    nvml, _ = _nvml()
+    worthless = {
+        "hardware slowdown": nvml.nvmlClocksEventReasonHwSlowdown
+        if hasattr(nvml, "nvmlClocksEventReasonHwSlowdown")
+        else 0x8,
+        "software thermal slowdown": 0x20,
+        "hardware thermal slowdown": 0x40,
+        "hardware power brake": 0x80,
+    }
+    return [name for name, bit in worthless.items() if reasons & bit]
+
+
+def foreign_processes() -> list[int]:
+    """Process ids that compute on the GPU beside this one and its relatives, as far as NVML shows them."""
+    import os
+
+    nvml, handle = _nvml()
+    mine = {os.getpid(), os.getppid()}
+    return [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid not in mine]
+
+
+def median_or_none(values: list[float]) -> float | None:
+    """The median, None of nothing."""
+    return statistics.median(values) if values else None
