@@ -69,9 +69,7 @@ def diagnose(results: Path = Path("results")) -> Diagnosis:
     try:
         kind = machine.default_device().kind
     except machine.NoDevice as error:
-        return Diagnosis(
-            [*checks, Check("device", False, str(error), "Set RIDGEMARK_DEVICE to a device that is here.")], False
-        )
+        return Diagnosis([*checks, Check("RIDGEMARK_DEVICE", False, error.message, error.remedy)], False)
     stacks = {stack: check_stack(stack, kind) for stack in registry.stacks()}
     written = check_room("results", results, RESULTS_BYTES, "Free space there, or name another folder with --out.")
     checks += [
@@ -153,7 +151,8 @@ def check_stack(stack: str, family: str) -> Check:
             if found.origin == "built"
             else f"Mend that interpreter, or correct {environments.interpreter_map_file()}.",
         )
-    return Check(name, True, f"{found.origin}: {found.python}")
+    # A built environment's folder is named by its lock and its Python.
+    return Check(name, True, f"{found.origin}: {found.python.parent.parent.name if found.lock else found.python}")
 
 
 def check_room(name: str, folder: Path, needed: int, remedy: str) -> Check:

@@ -281,7 +281,7 @@ def mapped_interpreter(stack: str) -> Path | None:
             raise ValueError('[stacks] must map names to paths, e.g. blas = "/usr/bin/python3"')
     except (OSError, ValueError) as error:
         raise EnvironmentFailure(
-            f"The interpreter map {file} cannot be used: {error}.",
+            f"The interpreter map {file} cannot be used: {getattr(error, 'strerror', error)}.",
             "Correct the file, or unset RIDGEMARK_INTERPRETERS.",
         ) from None
     entry = stacks.get(stack, stacks.get("*"))

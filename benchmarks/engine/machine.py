@@ -26,7 +26,17 @@ from impls.workloads.ceiling import EXP_DTYPES, RATE_DTYPES, Ceiling
 
 
 class NoDevice(LookupError):
-    """The device that was asked for is not there; the message says what to do."""
+    """The device that was asked for is not there.
+
+    Attributes:
+        message: what is not there, one sentence.
+        remedy: what to do about it, one sentence.
+    """
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(f"{message} {remedy}")
+        self.message = message
+        self.remedy = remedy
 
 
 # --- CPU ------------------------------------------------------------------------------------------------------------
@@ -369,19 +379,17 @@ def device(kind: str) -> Device:
     """The device of this kind: ``cpu``, or ``cuda`` for the first GPU that this process may use.
 
     Raises:
-        NoDevice: there is none; the message says what to do.
+        NoDevice: there is none.
     """
     this = cpu()
     if kind == "cpu":
         return Device("cpu", this.name, this.arch, this.threads, memory_bytes(), this.features)
     if kind == "cuda":
         if not gpus():
-            raise NoDevice(
-                "No NVIDIA GPU is visible here; install its driver and nvidia-ml-py, or set RIDGEMARK_DEVICE=cpu."
-            )
+            raise NoDevice("No NVIDIA GPU is visible here.", "Install its driver and nvidia-ml-py, or choose the CPU.")
         first = gpus()[0]
         return Device("cuda", first.name, first.arch, this.threads, first.memory_bytes)
-    raise NoDevice(f"There is no device kind {kind!r}; write cpu or cuda.")
+    raise NoDevice(f"There is no device kind {kind!r}.", "Write cpu or cuda.")
 
 
 def default_device() -> Device:

@@ -153,7 +153,7 @@ def test_stack_states(stacks):
         },
         {"rotten": "ImportError: libx.so", "rotten_map": "ImportError: liby.so"},
     )
-    assert doctor.check_stack("good", "cpu") == doctor.Check("good (cpu)", True, "built: /envs/good/bin/python")
+    assert doctor.check_stack("good", "cpu") == doctor.Check("good (cpu)", True, "built: good")
     assert doctor.check_stack("absent", "cpu") == doctor.Check("absent (cpu)", False, "Not built.", "Build it.")
     assert doctor.check_stack("other", "cpu").found == "No [cpu] section."
     rotten = doctor.check_stack("rotten", "cpu")
@@ -196,4 +196,6 @@ def test_device_that_is_not_there(stacks, monkeypatch, tmp_path):
     monkeypatch.setenv("RIDGEMARK_DEVICE", "tpu")
     diagnosis = doctor.diagnose(tmp_path)
     assert not diagnosis.baseline_ok
-    assert diagnosis.checks[-1].name == "device"
+    assert diagnosis.checks[-1] == doctor.Check(
+        "RIDGEMARK_DEVICE", False, "There is no device kind 'tpu'.", "Write cpu or cuda."
+    )

@@ -269,7 +269,7 @@ def test_device_that_is_not_there_is_refused(nvml, monkeypatch):
     with pytest.raises(machine.NoDevice, match="No NVIDIA GPU"):
         machine.default_device()
     monkeypatch.setenv("RIDGEMARK_DEVICE", "tpu")
-    with pytest.raises(machine.NoDevice, match="write cpu or cuda"):
+    with pytest.raises(machine.NoDevice, match="Write cpu or cuda"):
         machine.default_device()
 
 
