@@ -9,7 +9,7 @@ one a case gets is a fixed rule (``_fused_linear``), from races on two cores of 
   1023 x 1021 x 1019, 0.55 to 0.65 where M is 2 to 16;
 - but MKL is the faster where M is 1 and B is stored (K, N) (0.45 of oneDNN's time), and where A is stored (K, M) and N
   is at most 512 (0.75 to 0.95), as oneDNN then transposes first;
-- bf16 goes to oneDNN either way, so that only the epilogue makes a difference: fused GELU saves a quarter at 1024^3;
+- bf16 goes to oneDNN either way, so that only an activation makes a difference: fused GELU saves a quarter at 1024^3;
 - f16 without f16 arithmetic in the CPU: torch's own kernels reach 1 to 40 GFLOP/s, raising both operands to f32, which
   is exact, reaches 100 to 200;
 - f8e4m3: raised to bf16, which is exact, it is faster than ``torch._scaled_mm``, which raises it too.
@@ -53,7 +53,7 @@ def _fused_linear(case: Gemm, work: str, m: int) -> bool:
     """Whether a product of ``m`` rows takes oneDNN's fused inner product (evidence: the module's docstring)."""
     if case.batch > 1 or work not in ("f32", "bf16"):
         return False
-    if work == "bf16" and case.epilogue == "none":
+    if work == "bf16" and case.epilogue not in ("bias+relu", "bias+gelu"):
         return False
     if case.groups is not None and case.k < 1024:
         return False  # its result is copied into the group's rows, which costs more than it saves

@@ -1,0 +1,218 @@
+"""Attention by XLA: written out in plain jax, and jax's own ``dot_product_attention``.
+
+Scores and softmax are kept in f32 by both. Backward: ``jax.vjp`` splits the case into a jitted forward pass, run when
+inputs are loaded, that returns O and its residuals, and a jitted backward pass of residuals and dO: a call runs the
+second alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from impls.contract import Device, Implementation, Program
+from impls.workloads.attention import Attention
+from impls.workloads.base import Case
+
+if TYPE_CHECKING:
+    import jax
+
+    Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+# Bytes of an f32 score.
+_SCORE = 4
+
+
+class _Jitted(Implementation):
+    """What both have in common: XLA on a CPU fuses neither product with the softmax, so the scores go to memory."""
+
+    workload: ClassVar[str] = "attention"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """TF32."""
+        assert isinstance(case, Attention)
+        if case.dtype == "tf32":
+            return "TF32 is a format of GPU tensor cores; XLA on a CPU would compute in f32 instead."
+        return None
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and passes over the whole score matrix in f32.
+
+        Forward: scores written and read, probabilities written and read. Backward: probabilities read for dV and for
+        the softmax, dP written and read, dS written and read for dQ and dK.
+        """
+        assert isinstance(case, Attention)
+        passes = {"fwd": 4, "bwd": 7, "fwdbwd": 11}[case.direction]
+        return case.compulsory_bytes() + passes * _score_bytes(case)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """Scores and probabilities; backward dP and dS besides."""
+        assert isinstance(case, Attention)
+        return (2 if case.direction == "fwd" else 4) * _score_bytes(case)
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Lowers and compiles the case."""
+        assert isinstance(case, Attention)
+        return _Compiled(case, device, self._attend(case))
+
+    def _attend(self, case: Attention) -> Attend:
+        """O from Q, K, V, each (B, S, H, D), in jax."""
+        raise NotImplementedError
+
+
+class Plain(_Jitted):
+    """Attention as its definition reads."""
+
+    name: ClassVar[str] = "xla.plain"
+    summary: ClassVar[str] = "einsum, mask, softmax, einsum in one jax.jit"
+
+    def _attend(self, case: Attention) -> Attend:
+        import jax
+        import jax.numpy as jnp
+
+        shape = (case.batch, case.sq, case.hkv, case.hq // case.hkv, case.d)
+        scale = 1 / math.sqrt(case.d)
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            scores = jnp.einsum("bighd,bjgd->bghij", q.reshape(shape), k, preferred_element_type=jnp.float32) * scale
+            if case.mask != "full":
+                scores = jnp.where(_visible(case), scores, -jnp.inf)
+            p = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+            o = jnp.einsum("bghij,bjgd->bighd", p, v, preferred_element_type=jnp.float32)
+            return o.astype(q.dtype).reshape(q.shape)
+
+        return attend
+
+
+class DotProductAttention(_Jitted):
+    """``jax.nn.dot_product_attention``, which on a CPU is jax's own composition of the same steps."""
+
+    name: ClassVar[str] = "xla.dot_product_attention"
+    summary: ClassVar[str] = "jax.nn.dot_product_attention"
+
+    def _attend(self, case: Attention) -> Attend:
+        import jax
+
+        # Its is_causal and local_window_size count from the top left: right only where Sq == Sk.
+        aligned = case.sq == case.sk
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            if case.mask == "full":
+                return jax.nn.dot_product_attention(q, k, v)
+            if not aligned:
+                return jax.nn.dot_product_attention(q, k, v, mask=_visible(case)[None, None])
+            window = (case.window - 1, 0) if case.mask == "window" else None
+            return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window)
+
+        if case.dtype != "f16":
+            return attend
+
+        # It asks for the dot algorithm F16_F16_F32, which XLA's CPU backend refuses, although a plain f16 dot is raised
+        # to f32 there anyway.
+        def attend_f16(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return attend(*(x.astype(np.float32) for x in (q, k, v))).astype(np.float16)
+
+        return attend_f16
+
+
+def _score_bytes(case: Attention) -> int:
+    return case.batch * case.hq * case.sq * case.sk * _SCORE
+
+
+def _visible(case: Attention) -> jax.Array:
+    """Whether query i sees key j, (Sq, Sk): computed where it is used, not read from memory."""
+    import jax
+    import jax.numpy as jnp
+
+    at = jax.lax.broadcasted_iota(jnp.int32, (case.sq, case.sk), 0) + (case.sk - case.sq)
+    j = jax.lax.broadcasted_iota(jnp.int32, (case.sq, case.sk), 1)
+    seen = j <= at
+    return seen & (j > at - case.window) if case.mask == "window" else seen
+
+
+@dataclass
+class _Loaded:
+    """One input set.
+
+    Attributes:
+        inputs: copies of the inputs, by name.
+        arguments: what the compiled function is called with: inputs, or the forward pass's residuals and dO.
+    """
+
+    inputs: dict[str, jax.Array]
+    arguments: tuple[Any, ...]
+
+
+class _Compiled(Program):
+    """A compiled function of Q, K, V [, dO], or of the forward pass's residuals and dO."""
+
+    def __init__(self, case: Attention, device: Device, attend: Attend) -> None:
+        super().__init__()
+        import jax
+
+        from impls.support import jax_arrays, jax_setup
+
+        self._arrays = jax_arrays
+        self._block = jax.block_until_ready
+        self._direction = case.direction
+        self._outputs = tuple(case.output_specs())
+        self.config = jax_setup.configure(device)
+
+        def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+            o, residuals = jax.vjp(attend, q, k, v)
+            return o, residuals
+
+        def backward(residuals: Any, do: jax.Array) -> tuple[jax.Array, ...]:
+            gradients: tuple[jax.Array, ...] = residuals(do)
+            return gradients
+
+        def both(q: jax.Array, k: jax.Array, v: jax.Array, do: jax.Array) -> tuple[jax.Array, ...]:
+            o, residuals = forward(q, k, v)
+            return (o, *backward(residuals, do))
+
+        def alone(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array]:
+            return (attend(q, k, v),)
+
+        avals = [jax.ShapeDtypeStruct(s.shape, jax_arrays.jax_dtype(s.dtype)) for s in case.input_specs().values()]
+        if case.direction == "bwd":
+            # Jitted, vjp's closure over the residuals comes out as a tree of arrays and goes into the next function.
+            lowered = jax.jit(forward).lower(*avals[:3])
+            _, residuals = jax.tree.map(lambda o: jax.ShapeDtypeStruct(o.shape, o.dtype), lowered.out_info)
+            self._forward = lowered.compile()
+            self._call = jax.jit(backward).lower(residuals, avals[3]).compile()
+            leaves = jax.tree.leaves(residuals)
+            self.config["residual_bytes"] = sum(math.prod(r.shape) * r.dtype.itemsize for r in leaves)
+        else:
+            self._call = jax.jit(alone if case.direction == "fwd" else both).lower(*avals).compile()
+        self.artefacts["optimized_hlo.txt"] = self._call.as_text()
+
+    def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """Copies of the inputs; for the backward pass alone, the forward pass's residuals."""
+        arrays = {name: self._arrays.to_jax(array) for name, array in inputs.items()}
+        if self._direction != "bwd":
+            return _Loaded(arrays, tuple(arrays.values()))
+        q, k, v, do = arrays.values()
+        _, residuals = self._forward(q, k, v)
+        return _Loaded(arrays, self._block((residuals, do)))
+
+    def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """New copies and residuals: jax's arrays are immutable."""
+        return self.load(inputs)
+
+    def run(self, loaded: _Loaded) -> tuple[jax.Array, ...]:
+        """The case's outputs in their order, complete."""
+        results: tuple[jax.Array, ...] = self._block(self._call(*loaded.arguments))
+        return results
+
+    def read_outputs(self, result: tuple[jax.Array, ...]) -> dict[str, np.ndarray]:
+        """The outputs on the host."""
+        return {name: self._arrays.to_numpy(o) for name, o in zip(self._outputs, result, strict=True)}
+
+    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
+        """The copies."""
+        return {name: self._arrays.to_numpy(array) for name, array in loaded.inputs.items()}
