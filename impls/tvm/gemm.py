@@ -192,14 +192,10 @@ class _Product(_Kernel):
         from impls.tvm.kernels import compiled, gemm, host
 
         machine = host.of(device)
-        definition = gemm.define(case, machine)
-        module = gemm.schedule(definition)
+        module, plan = gemm.scheduled(gemm.define(case, machine))
         executable = compiled.build(module, machine)
         self._function = executable["main"]
-        self.config = compiled.config(machine) | {
-            "instruction": definition.arithmetic.name,
-            "tiling": definition.tiling.as_config(),
-        }
+        self.config = compiled.config(machine) | plan.as_config()
         self.artefacts = compiled.artefacts(module, executable)
 
 
@@ -238,11 +234,6 @@ def _symbolic(case: Gemm, device: Device) -> _Built:
     from impls.tvm.kernels import compiled, gemm, host
 
     machine = host.of(device)
-    definition = gemm.define(case, machine, symbolic=True)
-    module = gemm.schedule(definition)
+    module, plan = gemm.scheduled(gemm.define(case, machine, symbolic=True))
     executable = compiled.build(module, machine)
-    return _Built(
-        executable["main"],
-        {"instruction": definition.arithmetic.name, "tiling": definition.tiling.as_config()},
-        compiled.artefacts(module, executable),
-    )
+    return _Built(executable["main"], plan.as_config(), compiled.artefacts(module, executable))

@@ -8,8 +8,7 @@ of a search, as in Low et al., "Analytical modeling is enough for high-performan
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 # A packed block of B may take this share of a core's L2; the rest is for A's panels and the sums in flight.
 _L2_SHARE = 0.5
@@ -79,10 +78,6 @@ class Tiling:
     def nr(self) -> int:
         """Columns of the register tile."""
         return self.nv * self.lanes
-
-    def as_config(self) -> dict[str, Any]:
-        """For a program's ``config``."""
-        return asdict(self)
 
 
 def register_tiles(unit: VectorUnit) -> list[tuple[int, int]]:

@@ -159,3 +159,5 @@ VNNI = Arithmetic(
     _DPBUSD,
     offset=128,
 )
+
+BY_NAME = {arithmetic.name: arithmetic for arithmetic in (FMA, INTEGER, DPBF16, VNNI)}

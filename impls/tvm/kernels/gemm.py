@@ -1,9 +1,8 @@
-"""A GEMM case as a TensorIR function: what is computed, scheduled by hand, compiled."""
+"""A GEMM case as a TensorIR function, and the same scheduled by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -11,36 +10,16 @@ from tvm import te, tirx
 
 from impls.tvm import tiling
 from impls.tvm.kernels import arithmetic, product
-from impls.tvm.kernels.arithmetic import Arithmetic
 from impls.tvm.kernels.epilogue import STORAGE, activated, raised, rounded
 from impls.tvm.kernels.host import Host
-from impls.tvm.kernels.product import Operand, Shape
-from impls.tvm.tiling import Tiling
+from impls.tvm.kernels.product import Operand, Plan, Shape
 from impls.workloads.gemm import Gemm
 
 Expr = Any
 
 
-@dataclass(frozen=True)
-class Definition:
-    """A GEMM before it is scheduled.
-
-    Attributes:
-        function: the TensorIR function: A, B [, bias or residual], C.
-        a, b: how the operands are read.
-        arithmetic: how they are multiplied.
-        tiling: how they are blocked.
-    """
-
-    function: tirx.PrimFunc
-    a: Operand
-    b: Operand
-    arithmetic: Arithmetic
-    tiling: Tiling
-
-
-def define(case: Gemm, host: Host, symbolic: bool = False) -> Definition:
-    """What ``case`` computes. With ``symbolic`` M is a variable, and a grouped case becomes one group's product."""
+def define(case: Gemm, host: Host, symbolic: bool = False) -> tirx.PrimFunc:
+    """What ``case`` computes, of A, B [, bias or residual] and C. With ``symbolic`` M is a variable, and a grouped case becomes one group's product."""
     m: Expr = tirx.Var("m", "int32") if symbolic else case.m
     chosen = arithmetic.choose(case.dtype, host)
     blocks = tiling.choose(
@@ -77,14 +56,14 @@ def define(case: Gemm, host: Host, symbolic: bool = False) -> Definition:
         return rounded(activated(value, case.epilogue, case.dtype == "i8"), case.out)
 
     c = te.compute((*lead, m, case.n), finished, name="C")
-    return Definition(te.create_prim_func([a, b, *addends, c]), operand_a, operand_b, chosen, blocks)
+    return te.create_prim_func([a, b, *addends, c])
 
 
-def schedule(definition: Definition) -> tvm.IRModule:
-    """The hand schedule."""
-    sch = tvm.s_tir.Schedule(definition.function)
-    product.schedule(sch, definition.a, definition.b, definition.arithmetic, definition.tiling, "C")
-    return sch.mod
+def scheduled(function: tirx.PrimFunc) -> tuple[tvm.IRModule, Plan]:
+    """``define``'s function by the hand schedule, as ``main``; and the plan it follows."""
+    sch = tvm.s_tir.Schedule(function)
+    plan = product.schedule(sch, "C")
+    return sch.mod, plan
 
 
 def _reader(operand: te.Tensor, dtype: str, batched: bool, k_last: bool) -> Callable[[Expr, Expr, Expr], Expr]:

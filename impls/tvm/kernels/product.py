@@ -11,20 +11,23 @@ Rows, columns and words beyond the case's are zeros.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from impls.tvm.kernels import micro
-from impls.tvm.kernels.arithmetic import Arithmetic, signed_bytes
+from impls.tvm.kernels.arithmetic import BY_NAME, Arithmetic, signed_bytes
 from impls.tvm.tiling import Tiling
 
 Expr = Any
 # Words of K that are transposed together while an operand stored along K is packed: a cache line of f32.
 _TRANSPOSED = 16
+# Name of the annotation that carries the plan.
+_PLAN = "ridgemark.plan"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,39 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What the schedule must know of the product that it finds in a function; carried there as text.
+
+    Attributes:
+        arithmetic: how operands are multiplied.
+        tiling: how they are blocked.
+        a_along_k, b_along_k: see ``Operand``.
+    """
+
+    arithmetic: Arithmetic
+    tiling: Tiling
+    a_along_k: bool
+    b_along_k: bool
+
+    def as_config(self) -> dict[str, Any]:
+        """For a program's ``config``."""
+        return {"instruction": self.arithmetic.name, "tiling": asdict(self.tiling)}
+
+    def dumps(self) -> str:
+        """As JSON."""
+        fields = {"tiling": asdict(self.tiling), "a_along_k": self.a_along_k, "b_along_k": self.b_along_k}
+        return json.dumps({"arithmetic": self.arithmetic.name} | fields)
+
+    @classmethod
+    def loads(cls, text: str) -> Plan:
+        """From ``dumps``."""
+        fields = json.loads(text)
+        return cls(
+            BY_NAME[fields["arithmetic"]], Tiling(**fields["tiling"]), fields["a_along_k"], fields["b_along_k"]
+        )
+
+
+@dataclass(frozen=True)
 class Shape:
     """Of a product; ``m`` may be a symbolic expression."""
 
@@ -53,7 +89,7 @@ class Shape:
 def sums(
     shape: Shape, a: Operand, b: Operand, arithmetic: Arithmetic, tiling: Tiling
 ) -> Callable[[Expr, Expr, Expr], Expr]:
-    """The product's stages; returns (batch, row, column) -> the sum there."""
+    """The product's stages; returns (batch, row, column) -> the sum there. ``schedule`` finds what it needs in them."""
     t, group = tiling, arithmetic.group
     # Symbolic, one panel more than needed may be packed: that it suffices TVM can prove, of the quotient rounded up it
     # cannot. No tile is computed of it.
@@ -91,6 +127,7 @@ def sums(
             axis=[outer, inner],
         ),
         name="tiles",
+        attrs={_PLAN: Plan(arithmetic, tiling, a.along_k, b.along_k).dumps()},
     )
     if arithmetic.offset:
         word = te.reduce_axis((0, words), name="k_word")
@@ -113,19 +150,23 @@ def sums(
     return at
 
 
-def schedule(sch: Schedule, a: Operand, b: Operand, arithmetic: Arithmetic, tiling: Tiling, output: str) -> None:
-    """Schedule the stages of ``sums`` and the stage named ``output``, which writes C, in place.
+def schedule(sch: Schedule, output: str) -> Plan:
+    """Schedule the stages of ``sums`` and the block named ``output``, which writes C, in place.
 
-    ``output`` has the axes (row, column), or (batch, row, column).
+    ``output`` has the axes (row, column), with those of a batch before them.
+
+    Returns:
+        The plan that the stages were made by.
     """
-    t = tiling
+    plan = Plan.loads(str(sch.get(sch.get_sblock("tiles")).annotations[_PLAN]))
+    t, arithmetic = plan.tiling, plan.arithmetic
     tiles, written = sch.get_sblock("tiles"), sch.get_sblock(output)
     *batch, m, n = sch.get_loops(written)
     panel, chunk, i = sch.split(m, [t.panels, t.row_chunks, t.mr])
     q, r, j = sch.split(n, [t.column_blocks, t.block_panels, t.nr])
     sch.reorder(*batch, chunk, q, panel, r, i, j)
     if t.tasks_over == "batch":
-        task, block = batch[0], q
+        task, block = sch.fuse(*batch), q
     else:
         task = block = sch.fuse(*batch, chunk, q)
     _vectorise(sch, j, t.lanes)
@@ -137,14 +178,14 @@ def schedule(sch: Schedule, a: Operand, b: Operand, arithmetic: Arithmetic, tili
         sch.compute_at(sch.get_sblock("b_sums"), block, preserve_unit_loops=True)
     packed_b = sch.get_sblock("b_packed")
     sch.compute_at(packed_b, block if t.k_blocks == 1 else k_block, preserve_unit_loops=True)
-    _schedule_packing(sch, packed_b, b, t.lanes)
+    _schedule_packing(sch, packed_b, plan.b_along_k, t.lanes)
     packed_a = sch.get_sblock("a_packed")
     if t.tasks_over == "batch":
         sch.compute_at(packed_a, task, preserve_unit_loops=True)
     elif t.parallel_pack:
         z, p, c, _, _ = sch.get_loops(packed_a)
         sch.parallel(sch.fuse(z, p, c))
-    _schedule_packing(sch, packed_a, a, None)
+    _schedule_packing(sch, packed_a, plan.a_along_k, None)
     if t.parallel:
         sch.parallel(task)
     if arithmetic.offset:
@@ -152,12 +193,13 @@ def schedule(sch: Schedule, a: Operand, b: Operand, arithmetic: Arithmetic, tili
     zeros = sch.decompose_reduction(tiles, k_block)
     _vectorise(sch, sch.get_loops(zeros)[-1], t.lanes)
     sch.tensorize(k_word, micro.register(arithmetic, t.mr, t.nv, t.lanes, t.kc, t.unroll))
+    return plan
 
 
-def _schedule_packing(sch: Schedule, block: Any, operand: Operand, lanes: int | None) -> None:
+def _schedule_packing(sch: Schedule, block: Any, along_k: bool, lanes: int | None) -> None:
     """Inner loops of a packing stage, whose last three axes are (panel or chunk, word, row or column)."""
     panel, word, across = sch.get_loops(block)[-3:]
-    if operand.along_k:
+    if along_k:
         _, inner = sch.split(word, [None, _TRANSPOSED])
         sch.reorder(across, inner)
         sch.unroll(inner)
