@@ -20,9 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from impls.ceilings import cpu_ceiling_cases
 from impls.contract import Device
 from impls.workloads.base import Case
-from impls.workloads.ceiling import EXP_DTYPES, RATE_DTYPES, Ceiling
+from impls.workloads.ceiling import RATE_DTYPES, Ceiling
 
 
 class NoDevice(LookupError):
@@ -565,25 +566,13 @@ def _with_detours(native: dict[str, float]) -> dict[str, float]:
 def ceiling_cases(device: Device, dtypes: Iterable[str]) -> tuple[Ceiling, ...]:
     """The ceilings that cases of these dtypes are held against on this device.
 
-    Rates per dtype, exponentials, the launch floor, and read and copy bandwidth of every memory level: a cache is
-    probed by a working set of half its size (all instances together), memory by one of at least four times all caches
-    (the rule of STREAM, McCalpin 1995), on a GPU by 2 GiB.
+    Rates per dtype, exponentials, the launch floor, and read and copy bandwidth: of every memory level on a CPU, of
+    2 GiB on a GPU.
     """
+    if device.kind == "cpu":
+        labels = {(1, "data"): "L1d", (1, "unified"): "L1d", (2, "unified"): "L2", (3, "unified"): "L3"}
+        caches = {labels[c.level, c.kind]: c.bytes * c.instances for c in cpu().caches if (c.level, c.kind) in labels}
+        return tuple(cpu_ceiling_cases(caches, device.threads, dtypes))
     cases = [Ceiling("launch"), Ceiling("exp", dtype="f32")]
     cases += [Ceiling("rate", dtype=d) for d in dtypes if d in RATE_DTYPES]
-    cases += [Ceiling("exp", dtype=d) for d in dtypes if d in EXP_DTYPES and d != "f32"]
-    if device.kind == "cpu":
-        levels = [c.bytes * c.instances for c in cpu().caches]
-        sets = [_power_of_two(size // 2) for size in levels]
-        memory = 2 * _power_of_two(max(4 * sum(levels), 64 << 20) - 1)
-        sets.append(min(memory, _power_of_two(device.memory_bytes // 8)))
-    else:
-        sets = [2 << 30]
-    for size in sorted(set(sets)):
-        cases += [Ceiling("read", bytes=size), Ceiling("copy", bytes=size // 2)]
-    return tuple(cases)
-
-
-def _power_of_two(number: int) -> int:
-    """The largest power of two up to ``number``, and at least 8192 (a copy's two pages)."""
-    return max(8192, 1 << (number.bit_length() - 1))
+    return (*cases, Ceiling("read", bytes=2 << 30), Ceiling("copy", bytes=1 << 30))
