@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ _RESULT_COLUMNS = {
     "seed": "object",
     "when": "object",
 }
+_SUMMARISED_AT_ONCE = 1 << 20
 _BLOCK_COLUMNS = {
     "result": "int64",
     "round": "int64",
@@ -68,6 +70,7 @@ _RUN_COLUMNS = (
     "run_seed",
     "commit",
     "dirty",
+    "interrupted",
     "harness",
     "plan",
     "machine_facts",
@@ -87,7 +90,8 @@ class Frame:
             started, commit, dirty, ...; versions, lock, python. The index is the number that ``blocks`` refers to.
         blocks: one row per block of an ``ok`` result: result, round, order, t0 (seconds), samples (how many),
             median_us, min_us, clock_mhz, power_w.
-        runs: one row per run, indexed by its id.
+        runs: one row per run, indexed by its id: machine, device_kind, device, arch, threads, started, run_seed,
+            commit, dirty, interrupted (it has not come to its end), harness, plan, machine_facts.
         notes: what had to be repaired, left out or is missing, one sentence each.
     """
 
@@ -103,34 +107,29 @@ class Frame:
 
 
 def load(paths: Iterable[Path]) -> Frame:
-    """The frame of record files and folders of them. A file that cannot be read is named in ``notes``, not fatal."""
+    """The frame of record files and folders of them. What cannot be read is named in ``notes``, not fatal."""
     build = _Builder()
-    with _no_collection():
+    with no_collection():
         for path in paths:
             files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
             if not files:
                 build.notes.append(f"{path} holds no records (*.jsonl).")
             for file in files:
-                try:
-                    loaded = records.read(file)
-                except records.RecordError as error:
-                    build.notes.append(f"Left out: {error}")
-                    continue
-                build.notes += loaded.repairs
-                build.add(loaded.lines)
-    return build.frame()
+                build.add_file(file)
+        return build.frame()
 
 
 def from_lines(lines: Iterable[Mapping[str, Any]]) -> Frame:
     """The frame of record lines that are already in memory."""
     build = _Builder()
-    build.add(lines)
+    for line in lines:
+        build.add(line)
     return build.frame()
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without the cyclic garbage collector, which takes 40 % of the time of parsing JSON and finds nothing there."""
+def no_collection() -> Iterator[None]:
+    """Without the cyclic garbage collector, which takes 40 % of the time of reading records and finds nothing there."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -141,43 +140,65 @@ def _no_collection() -> Iterator[None]:
 
 
 class _Builder:
-    """Collects columns; samples go into flat arrays at once, so that no line is kept."""
+    """Collects columns. No line and no sample is kept: samples become their blocks' medians a million at a time."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.columns: dict[str, list[Any]] = {name: [] for name in _RESULT_COLUMNS}
         self.last: dict[tuple[Any, ...], int] = {}
         self.runs: dict[str, dict[str, Any]] = {}
+        self.ends: dict[str, bool] = {}
         self.stacks: dict[tuple[str, str], dict[str, Any]] = {}
+        self.configs: dict[str, dict[str, Any]] = {}
         self.samples = array("d")
+        self.summarised = 0
         self.blocks: dict[str, array[Any]] = {
-            name: array("q" if kind == "int64" else "d")
-            for name, kind in _BLOCK_COLUMNS.items()
-            if name not in ("median_us", "min_us")
+            name: array("q" if kind == "int64" else "d") for name, kind in _BLOCK_COLUMNS.items()
         }
 
-    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        for line in lines:
-            kind = line.get("kind")
+    def add_file(self, path: Path) -> None:
+        """Add a file's lines; what is no record of this schema is left out and said."""
+        problems: list[str] = []
+        try:
+            for line in records.scan(path):
+                if isinstance(line, records.TornLine):
+                    self.notes.append(str(line))
+                elif isinstance(line, records.RecordError):
+                    problems.append(str(line))
+                else:
+                    self.add(line)
+        except records.RecordError as error:
+            problems.append(str(error))
+        if problems:
+            others = f" And so are {len(problems) - 1} more of its lines." if len(problems) > 1 else ""
+            self.notes.append(f"Left out: {problems[0]}{others}")
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add a line; one that is malformed is left out and said."""
+        kind = line.get("kind")
+        try:
             if kind == "result":
-                try:
-                    self._result(line)
-                except (KeyError, TypeError, ValueError, AttributeError) as error:
-                    self.notes.append(f"A result of run {line.get('run')} is malformed and left out: {error!r}.")
+                self._result(line)
             elif kind == "run":
                 self.runs[line["run"]] = _run(line)
             elif kind == "stack":
                 self.stacks[line["run"], line["stack"]] = {
-                    "versions": line.get("versions") or {},
+                    "versions": dict(line.get("versions") or {}),
                     "lock": line.get("lock"),
                     "python": line.get("python"),
                 }
+            elif kind == "end":
+                self.ends[line["run"]] = bool(line.get("interrupted"))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self.notes.append(f"A {kind} line of run {line.get('run')} is malformed and left out: {error!r}.")
 
     def _result(self, line: Mapping[str, Any]) -> None:
-        errors = [e for e in (line.get("errors") or {}).values() if isinstance(e, Mapping)]
-        rounds = [b for b in line.get("rounds") or () if b.get("samples_us")] if line["status"] == "ok" else []
+        get = line.get
+        errors = [e for e in (get("errors") or {}).values() if isinstance(e, Mapping)]
+        rounds = [b for b in get("rounds") or () if b.get("samples_us")] if line["status"] == "ok" else []
         key = records.key(line)
         run, case, impl, replica, regime = key
+        config = get("config") or {}
         row = {
             "run": sys.intern(run),
             "case": sys.intern(case),
@@ -187,20 +208,22 @@ class _Builder:
             "replica": int(replica),
             "regime": sys.intern(regime),
             "status": sys.intern(line["status"]),
-            "reason": line.get("reason") or None,
-            "method": line.get("method"),
-            "complete": bool(line.get("complete", True)),
+            "reason": get("reason") or None,
+            "method": get("method"),
+            "complete": bool(get("complete", True)),
             "rounds": len(rounds),
+            "prepare_s": _number(get("prepare_s")),
+            "first_call_s": _number(get("first_call_s")),
+            "peak_memory_bytes": _number(get("peak_memory_bytes")),
+            "traffic_bytes": _number(get("traffic_bytes")),
+            "workspace_bytes": _number(get("workspace_bytes")),
             "error_worst": max((_number(e.get("worst")) for e in errors), default=math.nan),
             "error_max_abs": max((_number(e.get("max_abs")) for e in errors), default=math.nan),
-            "flags": tuple(line.get("flags") or ()),
-            "config": line.get("config") or {},
-            "seed": line.get("seed"),
-            "when": line.get("when"),
+            "flags": tuple(get("flags") or ()),
+            "config": self.configs.setdefault(repr(config), config),
+            "seed": get("seed"),
+            "when": get("when"),
         }
-        for name, kind in _RESULT_COLUMNS.items():
-            if name not in row:
-                row[name] = _number(line.get(name)) if kind == "float64" else line.get(name)
         number = len(self.columns["run"])
         samples, blocks = self._blocks(number, rounds)
         # From here on nothing fails: a malformed result leaves nothing behind. A later result of the same key takes
@@ -209,20 +232,21 @@ class _Builder:
         for name, column in self.columns.items():
             column.append(row[name])
         self.samples.extend(samples)
-        for name, column_of_blocks in self.blocks.items():
-            column_of_blocks.extend(blocks[name])
+        for name, values in blocks.items():
+            self.blocks[name].extend(values)
+        if len(self.samples) >= _SUMMARISED_AT_ONCE:
+            self._summarise()
 
     @staticmethod
     def _blocks(number: int, rounds: list[Mapping[str, Any]]) -> tuple[array[float], dict[str, array[Any]]]:
         """All samples of a result, and its blocks' columns. Raises TypeError where they are no numbers."""
-        samples = array("d")
-        for block in rounds:
-            samples.extend(block["samples_us"])
+        taken = [block["samples_us"] for block in rounds]
+        samples = array("d", chain.from_iterable(taken))
         whole = {
             "result": [number] * len(rounds),
             "round": [block.get("round", i) for i, block in enumerate(rounds)],
             "order": [block.get("order", 0) for block in rounds],
-            "samples": [len(block["samples_us"]) for block in rounds],
+            "samples": [len(block) for block in taken],
         }
         columns: dict[str, array[Any]] = {name: array("q", values) for name, values in whole.items()}
         for name in ("t0", "clock_mhz", "power_w"):
@@ -230,20 +254,34 @@ class _Builder:
             columns[name] = array("d", [v if type(v) is float else _number(v) for v in values])
         return samples, columns
 
+    def _summarise(self) -> None:
+        """Turn the samples held into medians and minima of their blocks."""
+        lengths = np.array(self.blocks["samples"][self.summarised :])
+        medians, least = _segments(np.array(self.samples), lengths)
+        self.blocks["median_us"].extend(medians)
+        self.blocks["min_us"].extend(least)
+        self.summarised += len(lengths)
+        self.samples = array("d")
+
     def frame(self) -> Frame:
         results = pd.DataFrame({n: pd.Series(v, dtype=_RESULT_COLUMNS[n]) for n, v in self.columns.items()})
         results = results.loc[list(self.last.values())].rename_axis("result")
 
-        blocks = pd.DataFrame({name: np.array(values) for name, values in self.blocks.items()})
-        samples = np.frombuffer(self.samples) if self.samples else np.empty(0)
-        blocks["median_us"], blocks["min_us"] = _segments(samples, blocks["samples"].to_numpy(np.int64))
-        blocks = blocks.loc[blocks["result"].isin(results.index), list(_BLOCK_COLUMNS)].astype(_BLOCK_COLUMNS)
-        blocks = blocks.reset_index(drop=True)
+        self._summarise()
+        columns = {name: np.array(self.blocks.pop(name)) for name in _BLOCK_COLUMNS}
+        superseded = np.ones(len(self.columns["run"]), bool)
+        superseded[results.index] = False
+        if superseded.any():
+            counts = ~superseded[columns["result"]]
+            columns = {name: values[counts] for name, values in columns.items()}
+        blocks = pd.DataFrame(columns, copy=False)
 
         orphans = sorted(set(results["run"]) - set(self.runs))
         for run in orphans:
             self.notes.append(f"Run {run} has no header line: its machine and device are unknown.")
             self.runs[run] = dict.fromkeys(_RUN_COLUMNS, None) | {"machine": UNKNOWN, "device_kind": UNKNOWN}
+        for run in self.runs:
+            self.runs[run]["interrupted"] = self.ends.get(run, True)
         index = pd.Index(list(self.runs), dtype="str", name="run")
         runs = pd.DataFrame(list(self.runs.values()), index=index, columns=list(_RUN_COLUMNS))
         for column in ("machine", "device_kind", "device"):
@@ -272,6 +310,7 @@ def _run(line: Mapping[str, Any]) -> dict[str, Any]:
         "run_seed": line.get("seed"),
         "commit": line.get("commit"),
         "dirty": line.get("dirty"),
+        "interrupted": True,
         "harness": line.get("harness"),
         "plan": line.get("plan"),
         "machine_facts": machine,

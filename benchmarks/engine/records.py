@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 SCHEMA = 1
 KINDS = ("run", "stack", "result", "end")
 STATUSES = ("ok", "checked", "unsupported", "wrong", "failed", "crashed", "timeout")
@@ -24,6 +26,10 @@ STATUSES = ("ok", "checked", "unsupported", "wrong", "failed", "crashed", "timeo
 
 class RecordError(Exception):
     """A records file that cannot be read or written. The message says what to do."""
+
+
+class TornLine(RecordError):
+    """A last line that a killed run left unfinished: nothing that was on the disk before it is lost."""
 
 
 @dataclass
@@ -119,39 +125,53 @@ def read(path: Path) -> Loaded:
             loaded.lines += one.lines
             loaded.repairs += one.repairs
         return loaded
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RecordError(f"Cannot read {path}: {error.strerror}. Give a records file or a results folder.") from error
-    whole = data.rfind(b"\n") + 1
     loaded = Loaded()
-    if whole < len(data):
-        loaded.repairs.append(_torn(path, len(data) - whole))
-    for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
-        if line.strip():
-            loaded.lines.append(_parse(path, number, line))
+    for line in scan(path):
+        if isinstance(line, TornLine):
+            loaded.repairs.append(str(line))
+        elif isinstance(line, RecordError):
+            raise line
+        else:
+            loaded.lines.append(line)
     return loaded
 
 
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def scan(path: Path) -> Iterator[dict[str, Any] | RecordError]:
+    """The lines of one file, one at a time: a record, or why the line is none (a TornLine where it was cut short).
+
+    Raises:
+        RecordError: the file cannot be read.
+    """
     try:
-        record = json.loads(line)
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    yield TornLine(_torn(path, len(line)))
+                elif line.strip():
+                    yield _parsed(path, number, line)
+    except OSError as error:
+        raise RecordError(f"Cannot read {path}: {error.strerror}. Give a records file or a results folder.") from error
+
+
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any] | RecordError:
+    try:
+        record = orjson.loads(line)
         schema = record["schema"]
         if not isinstance(schema, int):
             raise TypeError
     except (ValueError, KeyError, TypeError):
-        raise RecordError(
+        return RecordError(
             f"{path}, line {number} is not a record. Restore the file, or move that line out of it; "
             "the other lines are untouched."
-        ) from None
+        )
     if schema > SCHEMA:
-        raise RecordError(
+        return RecordError(
             f"{path}, line {number} has schema {schema}; this ridgemark reads up to {SCHEMA}. "
             "Upgrade ridgemark to read it."
         )
     if record.get("kind") not in KINDS or not isinstance(record.get("run"), str):
-        raise RecordError(f"{path}, line {number} is not a record of a known kind. Move that line out of the file.")
-    return dict(record)
+        return RecordError(f"{path}, line {number} is not a record of a known kind. Move that line out of the file.")
+    return record  # type: ignore[no-any-return]
 
 
 def results(loaded: Loaded) -> list[dict[str, Any]]:

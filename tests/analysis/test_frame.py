@@ -83,6 +83,46 @@ def test_folders_files_and_unreadable_files_are_loaded_together(tmp_path, record
     assert any(note.startswith("Left out") and str(newer) in note for note in loaded.notes)
 
 
+def test_lines_of_a_newer_schema_are_left_out_and_the_others_of_their_file_stay(tmp_path, records):
+    records.result(CASE, "blas.default", [10.0] * 8)
+    records.result(CASE, "xla.jit", [5.0] * 8)
+    lines = [
+        *records.lines[:-1],
+        {"schema": 2, "kind": "result", "run": "r1"},
+        {"schema": 3, "kind": "result", "run": "r1"},
+        records.lines[-1],
+    ]
+    loaded = frame.load([write(tmp_path / "r1.jsonl", lines)])
+    assert loaded.results["impl"].tolist() == ["blas.default", "xla.jit"]
+    (note,) = [n for n in loaded.notes if n.startswith("Left out")]
+    assert "line 4 has schema 2" in note and "And so are 1 more" in note
+
+
+@pytest.mark.parametrize("line", [{"machine": "box"}, {"machine": {"name": "box"}, "device": 7}, {"machine": [1]}])
+def test_a_malformed_header_is_left_out_and_said(records, line):
+    records.lines[0] = {"schema": 1, "kind": "run", "run": "r1"} | line
+    records.result(CASE, "blas.default", [10.0] * 8)
+    loaded = frame.from_lines(records.lines)
+    assert loaded.results["machine"].tolist() == [frame.UNKNOWN]
+    assert any("A run line of run r1 is malformed" in note for note in loaded.notes)
+
+
+def test_a_run_without_its_end_was_interrupted(records):
+    records.run("r2")
+    records.lines.append({"schema": 1, "kind": "end", "run": "r2", "interrupted": False})
+    records.run("r3")
+    records.lines.append({"schema": 1, "kind": "end", "run": "r3", "interrupted": True})
+    assert frame.from_lines(records.lines).runs["interrupted"].to_dict() == {"r1": True, "r2": False, "r3": True}
+
+
+def test_blocks_are_summarised_in_parts_as_well(records, monkeypatch):
+    monkeypatch.setattr(frame, "_SUMMARISED_AT_ONCE", 7)
+    times = np.arange(1.0, 40.0)
+    for impl in ("blas.default", "xla.jit"):
+        records.result(CASE, impl, times, samples=5)
+    assert frame.from_lines(records.lines).blocks["median_us"].to_numpy() == pytest.approx([*times, *times])
+
+
 def test_an_empty_folder_is_a_note(tmp_path):
     loaded = frame.load([tmp_path])
     assert loaded.results.empty
