@@ -1,0 +1,1 @@
+"""What asv collects: suites of cases, thin views of the records. See ``_suite``."""
