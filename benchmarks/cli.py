@@ -185,18 +185,21 @@ def check(
     with Progress(err, len(chosen)) as progress:
         finished = one.run(progress, measure=False)
     grid = Table(box=None, pad_edge=False)
-    for heading in ("case", "implementation", "status", "error / tolerance", "reason"):
-        grid.add_column(heading, overflow="fold")
-    for result in one.results:
-        worst = max((e["worst"] for e in result["errors"].values()), default=None)
-        style = {"checked": "green", "unsupported": "dim"}.get(result["status"], "bold red")
-        grid.add_row(
-            escape(result["case"]),
-            escape(result["impl"]),
-            f"[{style}]{'right' if result['status'] == 'checked' else result['status']}[/]",
-            "" if worst is None else f"{worst:.3f}",
-            escape(result["reason"] or ""),
-        )
+    grid.add_column("implementation", no_wrap=True)
+    grid.add_column("outputs", no_wrap=True)
+    grid.add_column("error / tolerance", justify="right", no_wrap=True)
+    grid.add_column("reason", overflow="fold")
+    for case in chosen:
+        grid.add_row(f"[bold]{escape(case.id)}[/]")
+        for result in (r for r in one.results if r["case"] == case.id):
+            worst = max((e["worst"] for e in result["errors"].values()), default=None)
+            style = {"checked": "green", "unsupported": "dim"}.get(result["status"], "bold red")
+            grid.add_row(
+                f"  {escape(result['impl'])}",
+                f"[{style}]{'right' if result['status'] == 'checked' else result['status']}[/]",
+                "" if worst is None else f"{worst:.3f}",
+                escape(result["reason"] or ""),
+            )
     out.print(grid)
     if not finished:
         raise typer.Exit(130)
@@ -251,8 +254,8 @@ def compare(
         here = session.provenance(session.ROOT)
         if here["commit"] != begun["commit"]:
             raise UsageError(
-                f"The run began at commit {begun['commit']}, and this is {here['commit']}: results of two commits do not "
-                "belong in one run. Check that commit out again, or start a new run without --resume."
+                f"The run began at commit {begun['commit']}, and this is {here['commit']}: results of two commits do "
+                "not belong in one run. Check that commit out again, or start a new run without --resume."
             )
         chosen = tuple(parse_case(c) for c in begun["plan"]["cases"])
         implementations = registry.select(begun["plan"]["impls"])
@@ -315,7 +318,7 @@ def show(
 def _cases(
     cases: str | None, gemm: list[str] | None, attention: list[str] | None, device: Device, default: str
 ) -> tuple[Case, ...]:
-    """The cases asked for, once each. One given by its spec must fit the machine; those of a file are refused singly."""
+    """The cases asked for, once each. One given by its spec must fit the machine; a file's are refused one by one."""
     single = [parse_case(f"gemm:{spec}") for spec in gemm or []]
     single += [parse_case(f"attention:{spec}") for spec in attention or []]
     for case in single:

@@ -385,7 +385,7 @@ def test_ceilings_cover_every_memory_level(monkeypatch):
     device = Device("cpu", "CPU", "x86_64", 2, 24 << 30)
     cases = machine.ceiling_cases(device, ["bf16", "i32"])
     assert [(c.probe, c.dtype) for c in cases if c.probe not in ("read", "copy")] == [
-        ("launch", None),
+        ("launch", "i32"),
         ("exp", "f32"),
         ("rate", "bf16"),
     ]
