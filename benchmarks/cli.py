@@ -71,6 +71,7 @@ _EXPECTED = (
     registry.UnknownName,
     records.RecordError,
     environments.EnvironmentFailure,
+    machine.NoDevice,
 )
 
 
