@@ -21,6 +21,7 @@ from impls.workloads.attention_reference import Backward, Reference
 from impls.workloads.base import Case, CaseError, Expected, TensorSpec
 from impls.workloads.draws import normals
 from impls.workloads.dtypes import dtype
+from impls.workloads.parallel import each
 from impls.workloads.rounding import log_odds
 from impls.workloads.sampling import tile_sample
 
@@ -31,9 +32,9 @@ MOST_SIZE = 2**31 - 1
 MOST_ELEMENTS = 2**40
 
 # What one element of the score matrix costs the reference, in operations of a DGEMM: matmuls of 2 D each, and
-# elementwise passes (tens of ns on one core).
+# elementwise passes (50 ns per element on one core altogether, measured).
 _MATMULS = {"fwd": 3, "bwd": 10}
-_PASSES = {"fwd": 600, "bwd": 2000}
+_PASSES = {"fwd": 400, "bwd": 800}
 _OPERATIONS_PER_ELEMENT = 1024
 # Operations that a sampled reference may take: a second or two on two cores.
 _SAMPLE_BUDGET = 4e10
@@ -229,23 +230,34 @@ class Attention(Case):
         }
         value = {name: np.empty(tuple(a.size for a in axes)) for name, axes in mesh.items()}
         tolerance = {name: np.empty_like(v) for name, v in value.items()}
-        for b, batch in enumerate(batches.tolist()):
-            for g, kv in enumerate(kv_heads.tolist()):
-                reference = self._reference(inputs, batch, kv)
-                own = np.flatnonzero(heads // self.group == kv)
-                backward: list[Backward] = []
-                for h in own.tolist():
-                    q = inputs["Q"][batch, rows, heads[h]]
-                    at = (b, slice(None), h)
-                    if "O" in value:
-                        value["O"][at], tolerance["O"][at] = reference.forward(q, rows)
-                    if "dQ" in value:
-                        backward.append(reference.backward(q, inputs["dO"][batch, rows, heads[h]], rows))
-                        value["dQ"][at], tolerance["dQ"][at] = backward[-1].dq
-                if backward:
-                    at = (b, slice(None), g)
-                    value["dK"][at], tolerance["dK"][at] = reference.gathered([one.dk for one in backward])
-                    value["dV"][at], tolerance["dV"][at] = reference.gathered([one.dv for one in backward])
+        backward: dict[tuple[int, int], list[Backward]] = {}
+
+        def fill(task: tuple[int, int]) -> Backward | None:
+            b, h = task
+            batch, head = int(batches[b]), int(heads[h])
+            reference = self._reference(inputs, batch, head // self.group)
+            q = inputs["Q"][batch, rows, head]
+            if "O" in value:
+                value["O"][b, :, h], tolerance["O"][b, :, h] = reference.forward(q, rows)
+            if "dQ" not in value:
+                return None
+            one = reference.backward(q, inputs["dO"][batch, rows, head], rows)
+            value["dQ"][b, :, h], tolerance["dQ"][b, :, h] = one.dq
+            return one
+
+        tasks = [(b, h) for b in range(batches.size) for h in range(heads.size)]
+        for (b, h), one in zip(tasks, each(fill, tasks), strict=True):
+            if one is None:
+                continue
+            g = h // self.group  # all query heads of a key head are there, one after the other
+            of_group = backward.setdefault((b, g), [])
+            of_group.append(one)
+            if len(of_group) == self.group:
+                reference = self._reference(inputs, int(batches[b]), int(kv_heads[g]))
+                at = (b, slice(None), g)
+                value["dK"][at], tolerance["dK"][at] = reference.gathered([part.dk for part in of_group])
+                value["dV"][at], tolerance["dV"][at] = reference.gathered([part.dv for part in of_group])
+                del backward[b, g]
         return {n: Expected(None if sample is None else mesh[n], value[n], tolerance[n]) for n in value}
 
     def _reference(self, inputs: Mapping[str, np.ndarray], batch: int, kv: int) -> Reference:
@@ -293,29 +305,36 @@ class Attention(Case):
         most = max(1, _CHECKED_ELEMENTS // (2 * self.sk * self.d))
         if len(pairs) > most:
             pairs = [pairs[i] for i in generator.choice(len(pairs), most, replace=False)]
-        for batch, kv in pairs:
-            reference = self._reference(inputs, batch, kv)
-            heads = kv * self.group + np.arange(self.group)
-            rows = generator.integers(0, self.sq, self.group)
-            q = inputs["Q"][batch, rows, heads]
-            checks = {}
-            if "O" in outputs:
-                checks["O"] = reference.forward(q, rows)
-            if "dQ" in outputs:
-                checks["dQ"] = reference.backward(q, inputs["dO"][batch, rows, heads], rows).dq
-            for name, (value, tolerance) in checks.items():
-                wrong = (np.abs(outputs[name][batch, rows, heads].astype(np.float64) - value) > tolerance).any(axis=1)
-                if wrong.any():
-                    h = int(np.argmax(wrong))
-                    return f"{name}[{batch}, {rows[h]}, {heads[h]}] differs from the reference beyond its tolerance."
-            if "dV" in outputs:
-                given = inputs["dO"][batch][:, heads].astype(np.float64)
-                got = outputs["dV"][batch, :, kv].astype(np.float64)
-                limit = reference.sum_tolerance(given.reshape(-1, self.d), got)
-                if (np.abs(got.sum(axis=0) - given.sum(axis=(0, 1))) > limit).any():
-                    return (
-                        f"dV[{batch}, :, {kv}] does not add up to the sum of dO over the queries that share this head."
-                    )
+        rows_of = generator.integers(0, self.sq, (len(pairs), self.group))
+
+        def check(task: int) -> str | None:
+            return self._wrong_head(inputs, outputs, *pairs[task], rows_of[task])
+
+        return next(filter(None, each(check, range(len(pairs)))), None)
+
+    def _wrong_head(
+        self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], batch: int, kv: int, rows: np.ndarray
+    ) -> str | None:
+        """What is wrong with one key head and the query heads that share it, one row of each compared."""
+        reference = self._reference(inputs, batch, kv)
+        heads = kv * self.group + np.arange(self.group)
+        q = inputs["Q"][batch, rows, heads]
+        checks = {}
+        if "O" in outputs:
+            checks["O"] = reference.forward(q, rows)
+        if "dQ" in outputs:
+            checks["dQ"] = reference.backward(q, inputs["dO"][batch, rows, heads], rows).dq
+        for name, (value, tolerance) in checks.items():
+            wrong = (np.abs(outputs[name][batch, rows, heads].astype(np.float64) - value) > tolerance).any(axis=1)
+            if wrong.any():
+                h = int(np.argmax(wrong))
+                return f"{name}[{batch}, {rows[h]}, {heads[h]}] differs from the reference beyond its tolerance."
+        if "dV" in outputs:
+            given = inputs["dO"][batch][:, heads].astype(np.float64)
+            got = outputs["dV"][batch, :, kv].astype(np.float64)
+            limit = reference.sum_tolerance(given.reshape(-1, self.d), got)
+            if (np.abs(got.sum(axis=0) - given.sum(axis=(0, 1))) > limit).any():
+                return f"dV[{batch}, :, {kv}] does not add up to the sum of dO over the queries that share this head."
         return None
 
 

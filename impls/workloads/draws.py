@@ -6,13 +6,12 @@ Owns the generators and the rounding to a dtype; which distribution a tensor has
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from impls.workloads.dtypes import dtype, rounded
+from impls.workloads.parallel import each
 from impls.workloads.sampling import pieces
 
 # Elements of a tensor that share a stream: 4 MiB of f32, which the allocator hands out again without new pages.
@@ -53,10 +52,6 @@ def _drawn(
         entropy = np.random.SeedSequence([seed, part.start // _CHUNK, *tensor.encode()])
         values[part] = draw(np.random.Generator(np.random.SFC64(entropy)), part.stop - part.start)
 
-    parts = list(pieces(0, values.size, _CHUNK))
-    if len(parts) == 1:
-        fill(parts[0])
-    else:
-        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as threads:
-            list(threads.map(fill, parts))
+    for _ in each(fill, list(pieces(0, values.size, _CHUNK))):
+        pass
     return values.reshape(shape)

@@ -24,6 +24,7 @@ import numpy as np
 from impls.workloads.base import Case, CaseError, Expected, TensorSpec
 from impls.workloads.draws import integers, normals
 from impls.workloads.dtypes import dtype
+from impls.workloads.parallel import each
 from impls.workloads.rounding import ACCUMULATORS, UNDERFLOW, log_odds
 from impls.workloads.sampling import pieces, tile_sample
 
@@ -55,8 +56,8 @@ GELU_LIPSCHITZ = 1.1291
 _VECTORS = 4
 # Converting, holding or comparing one element takes about as long as this many operations of a DGEMM (20 ns, 2 cores).
 _OPERATIONS_PER_ELEMENT = 1024
-# Elements converted to float64 at a time: 8 MiB, which the allocator hands out again without new pages.
-_CHUNK = 1 << 20
+# Elements converted to float64 at a time: 4 MiB, which the allocator hands out again without new pages.
+_CHUNK = 1 << 19
 # The same where each is used once only: half a MiB, which stays in a core's cache.
 _IN_CACHE = 1 << 16
 # Bias and residual of i8 are whole numbers up to this.
@@ -255,22 +256,27 @@ class Gemm(Case):
         tolerance = np.zeros((1, 1, 1)) if exact else np.empty_like(value)
         odds = log_odds(self.batch * self.m * self.n)
         step = max(1, _CHUNK // self.k)
-        for batch, first, last, a, b in self._products(inputs):
+
+        def fill(task: tuple[tuple[int, int, int, np.ndarray, np.ndarray], slice]) -> None:
+            (batch, first, last, a, b), across = task
+            b_chosen = b[:, columns[across]]
+            b_wide, b_squares = b_chosen.astype(np.float64), np.square(b_chosen.astype(np.float32))
             begin, end = np.searchsorted(rows, [first, last]).tolist()
-            for across in pieces(0, columns.size, step):
-                b_chosen = b[:, columns[across]]
-                b_wide, b_squares = b_chosen.astype(np.float64), np.square(b_chosen.astype(np.float32))
-                for down in pieces(begin, end, step):
-                    a_chosen = a[rows[down]]
-                    product = a_chosen.astype(np.float64) @ b_wide
-                    addend = self._addend(inputs, batch, rows[down], columns[across])
-                    at = (batch, down, across)
-                    if exact:
-                        value[at] = self._activation(product + addend)
-                        continue
-                    squares = np.square(a_chosen.astype(np.float32)) @ b_squares
-                    bound = ACCUMULATORS[self.dtype, self.acc].bound(product, squares, self.k, odds, addend)
-                    value[at], tolerance[at] = self._finished(product, addend, bound)
+            for down in pieces(begin, end, step):
+                a_chosen = a[rows[down]]
+                product = a_chosen.astype(np.float64) @ b_wide
+                addend = self._addend(inputs, batch, rows[down], columns[across])
+                at = (batch, down, across)
+                if exact:
+                    value[at] = self._activation(product + addend)
+                    continue
+                squares = np.square(a_chosen.astype(np.float32)) @ b_squares
+                bound = ACCUMULATORS[self.dtype, self.acc].bound(product, squares, self.k, odds, addend)
+                value[at], tolerance[at] = self._finished(product, addend, bound)
+
+        tasks = [(one, across) for one in self._products(inputs) for across in pieces(0, columns.size, step)]
+        for _ in each(fill, tasks):
+            pass
         if self.batch == 1:
             value, tolerance = value[0], tolerance[0]
         if sample is None:
