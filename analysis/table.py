@@ -11,7 +11,7 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -23,6 +23,7 @@ from rich.text import Text
 from analysis import roofline, statistics
 from analysis.frame import Frame, from_lines
 from benchmarks.engine.records import Loaded
+from impls.baselines import baseline_of
 from impls.workloads.base import CaseError
 
 
@@ -106,16 +107,53 @@ def rows(records: Loaded | Frame, *, run: str | None = None) -> list[Row]:
         run: only this run's results.
     """
     frame = records if isinstance(records, Frame) else from_lines(records.lines)
-    shown = frame.of(_latest(frame.results) if run is None else frame.results["run"] == run)
-    cells = statistics.compare(shown)
-    placed = roofline.placements(shown, cells["time_us"], roofline.ceilings(frame))
-    table = shown.results.join(cells.drop(columns="rounds"))
-    made = [
-        _row(record, placed.get(record["result"]))
-        for record in table.reset_index().to_dict(orient="records")
-        if record["replica"] == 0 or record["status"] != "ok"
-    ]
-    return _ordered(made)
+    made = tabulate(frame, run=run)[list(COLUMNS)]
+    return [Row(*values) for values in zip(*(plain(made[c]) for c in COLUMNS), strict=True)]
+
+
+def tabulate(frame: Frame, *, run: str | None = None) -> pd.DataFrame:
+    """What ``rows`` gives, as a DataFrame indexed like ``frame.results``: what is missing is NaN or None.
+
+    Beside the columns of Row it has ``workload``, ``stack``, ``device_kind``, ``method``, ``complete``, ``config``,
+    ``paired_rounds`` and ``dtype`` (whose rate bounds the case).
+    """
+    results = frame.results
+    wanted = _latest(results) if run is None else results["run"] == run
+    # A result is compared with its own run's baseline, whether or not a later run has measured the baseline again.
+    measured = frame.of(wanted | _baselines_of(results, wanted))
+    cells = statistics.compare(measured)
+    placed = roofline.placements(measured, cells["time_us"], roofline.ceilings(frame))
+    made = results[wanted & ((results["replica"] == 0) | (results["status"] != "ok"))]
+    made = made.join(cells.drop(columns="rounds"))
+
+    places = [placed.get(result, _NOWHERE) for result in made.index]
+    for name in _PLACED:
+        values = [getattr(place, name) for place in places]
+        made[name] = pd.Series(values, made.index, dtype="float64" if name in _NUMBERS else "object")
+    work = {case: _work(case) for case in made["case"].unique()}
+    each = [work[case] for case in made["case"]]
+    for name, scale in (("flops", 1e-6), ("compulsory_bytes", 1e-3), ("exps", 1e-3)):
+        amount = pd.Series([getattr(w, name, math.nan) for w in each], made.index, dtype="float64")
+        rate = amount * scale / made["time_us"]
+        made[_RATES[name]] = rate.where((rate > 0) | (name == "compulsory_bytes"))
+    made["dtype"] = pd.Series([getattr(w, "dtype", None) for w in each], made.index, dtype="object")
+    made["speedup"] = 1 / made["ratio"]
+
+    unmeasured = ((made["status"] == "ok") & (made["rounds"] == 0)).map({True: "No round was measured.", False: None})
+    unreadable = [w if isinstance(w, str) and not p.note else None for w, p in zip(each, places, strict=True)]
+    reasons = zip(made["reason"], made["verdict_reason"], [p.note for p in places], unreadable, unmeasured, strict=True)
+    made["reason"] = pd.Series(
+        [" ".join(r for r in every if isinstance(r, str)) or None for every in reasons], made.index, dtype="object"
+    )
+    made["flags"] = pd.Series(["; ".join(map(str, flags)) for flags in made["flags"]], made.index, dtype="object")
+    return _ordered(made)[[*COLUMNS, *_BESIDE]]
+
+
+_NOWHERE = roofline.Placement()
+_PLACED = ("sol_fraction", "sol_roof", "own_roof_fraction", "intensity", "ridge_point", "class_ai", "bound_by")
+_NUMBERS = ("sol_fraction", "own_roof_fraction", "intensity", "ridge_point")
+_RATES = {"flops": "tflop_per_s", "compulsory_bytes": "gb_per_s", "exps": "gexp_per_s"}
+_BESIDE = ("workload", "stack", "device_kind", "method", "complete", "config", "paired_rounds", "dtype")
 
 
 def _latest(results: pd.DataFrame) -> pd.Series:
@@ -125,55 +163,47 @@ def _latest(results: pd.DataFrame) -> pd.Series:
     return results["run"] == newest
 
 
-def _row(record: dict[Any, Any], placement: roofline.Placement | None) -> Row:
-    place = placement or roofline.Placement()
-    rate: dict[str, float | None] = {}
-    time_us, trouble = _value(record["time_us"]), None
-    if time_us:
-        try:
-            work = roofline.work(record["case"])
-            rate = {
-                "tflop_per_s": work.flops / time_us * 1e-6 or None,
-                "gb_per_s": work.compulsory_bytes / time_us * 1e-3,
-                "gexp_per_s": work.exps / time_us * 1e-3 or None,
-            }
-        except CaseError as error:
-            trouble = None if place.note else f"This case cannot be read here: {error}."
-    reasons = [record["reason"], record["verdict_reason"], place.note, trouble]
-    if record["status"] == "ok" and not record["rounds"]:
-        reasons.append("No round was measured.")
-    own = {
-        "sol_fraction": place.sol_fraction,
-        "sol_roof": place.sol_roof,
-        "own_roof_fraction": place.own_roof_fraction,
-        "intensity": place.intensity,
-        "ridge_point": place.ridge_point,
-        "class_ai": place.class_ai,
-        "bound_by": place.bound_by,
-        "speedup": 1 / record["ratio"],
-        "flags": "; ".join(record["flags"]),
-        "reason": " ".join(r for r in reasons if isinstance(r, str)) or None,
-    }
-    return Row(**{name: _value((own | rate).get(name, record.get(name))) for name in COLUMNS})
+def _baselines_of(results: pd.DataFrame, wanted: pd.Series) -> pd.Series:
+    """Which results are of the baseline, in the same run and of the same case as a wanted one."""
+    pairs = set(zip(results["workload"], results["device_kind"], strict=True))
+    fixed = {pair: baseline_of(*pair) for pair in pairs}
+    named = [fixed[pair] for pair in zip(results["workload"], results["device_kind"], strict=True)]
+    about = ["run", "case", "regime"]
+    shared = pd.MultiIndex.from_frame(results[about]).isin(pd.MultiIndex.from_frame(results.loc[wanted, about]))
+    return (results["impl"] == pd.Series(named, results.index, dtype="object")) & shared
 
 
-def _value(value: Any) -> Any:
-    """A plain Python value; None for what is missing."""
-    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
-        return None
-    return value.item() if hasattr(value, "item") else value
+def _work(case: str) -> roofline.Work | str:
+    """The work of a case, or why its id cannot be read."""
+    try:
+        return roofline.work(case)
+    except CaseError as error:
+        return f"This case cannot be read here: {error}."
 
 
-def _ordered(made: Iterable[Row]) -> list[Row]:
+def plain(column: pd.Series) -> list[Any]:
+    """A column's values as plain Python values; None for what is missing."""
+    missing = column.isna()
+    values: list[Any] = column.tolist()
+    if not missing.any():
+        return values
+    return [None if gone else value for gone, value in zip(missing, values, strict=True)]
+
+
+def _ordered(made: pd.DataFrame) -> pd.DataFrame:
     """By machine and regime; cases in their order of appearance; the baseline first, then by time."""
-    made = list(made)
-    seen = {case: i for i, case in enumerate(dict.fromkeys(row.case for row in made))}
-
-    def place(row: Row) -> tuple[Any, ...]:
-        of = (row.machine, row.device, row.threads or 0, row.regime, row.case.startswith("ceiling:"), seen[row.case])
-        return (*of, row.verdict != "baseline", row.time_us is None, row.time_us or 0.0, row.impl, row.replica)
-
-    return sorted(made, key=place)
+    key = pd.DataFrame(
+        {
+            "threads": pd.to_numeric(made["threads"], errors="coerce").fillna(0),
+            "last": made["workload"] == "ceiling",
+            "case": pd.factorize(made["case"])[0],
+            "second": made["verdict"] != "baseline",
+        }
+    )
+    order = [made["machine"], made["device"], key["threads"], made["regime"], key["last"], key["case"], key["second"]]
+    order += [made["time_us"], made["impl"], made["replica"]]
+    wanted = pd.concat(order, axis=1, keys=range(len(order))).sort_values(list(range(len(order))), kind="stable")
+    return made.loc[wanted.index]
 
 
 def to_json(table: Sequence[Row]) -> str:

@@ -90,6 +90,16 @@ def test_latest_run_is_shown_and_ceilings_of_older_runs_serve_it(full):
     assert next(r for r in rows(full, run="r1") if r.impl == "xla.jit").verdict == "faster"
 
 
+def test_a_result_keeps_the_baseline_of_its_own_run_when_a_later_run_measures_another_stack(records):
+    records.paired(CASE, {"xla.jit": 0.5})
+    records.run("r2")
+    records.paired(CASE, {"tvm.tensorir": 2.0}, run="r2", seed=1)
+    made = {r.impl: r for r in rows(records)}
+    assert {name: r.run for name, r in made.items()} == {"blas.default": "r2", "xla.jit": "r1", "tvm.tensorir": "r2"}
+    assert (made["xla.jit"].verdict, made["tvm.tensorir"].verdict) == ("faster", "slower")
+    assert made["xla.jit"].ratio == pytest.approx(0.5, rel=0.01)
+
+
 def test_one_implementation_only_is_shown_and_what_is_missing_said(records):
     records.result(CASE, "xla.jit", [1000.0] * 8)
     (row,) = rows(records)
