@@ -96,6 +96,40 @@ class Symbolic(Implementation):
         return _SymbolicProduct(case, device)
 
 
+class Relax(Implementation):
+    """A graph of matmul and what follows it, fused by Relax into one kernel."""
+
+    name: ClassVar[str] = "tvm.relax"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "Relax graph, epilogue fused by FuseOps and FuseTIR, scheduled after fusion"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """TF32, accumulation that is not in f32 or i32, and groups."""
+        assert isinstance(case, Gemm)
+        if case.groups is not None:
+            return "Relax has no operator for a grouped product."
+        return _refuses_dtype(case)
+
+    def traffic_bytes(self, case: Case) -> int:
+        """As ``TensorIR``'s: the epilogue is fused."""
+        assert isinstance(case, Gemm)
+        return case.compulsory_bytes() + 2 * _packed_a(case)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """As ``TensorIR``'s, and a second output: the virtual machine allocates a new one while the last is held."""
+        assert isinstance(case, Gemm)
+        return _packed_a(case) + (32 << 20) + sum(spec.nbytes for spec in case.output_specs().values())
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Fuses, schedules and compiles the graph."""
+        assert isinstance(case, Gemm)
+        from impls.tvm.kernels import graphs
+        from impls.tvm.kernels.relaxed import RelaxProgram
+
+        return RelaxProgram(case, graphs.gemm(case), device)
+
+
 _ALIGNMENT = 64
 
 
@@ -142,23 +176,22 @@ class _Kernel(Program):
     def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """Tensors over the worker's arrays (over copies, were they not aligned) and a new output."""
         case = self._case
-        held = {n: a if self._arrays.aligned(a) else self._copied(a) for n, a in inputs.items() if n != "group_sizes"}
-        c = self._arrays.empty(case.output_specs()["C"].shape, dtype(case.out).storage)
+        arrays = self._arrays
+        held = {n: a if arrays.aligned(a) else arrays.copied(a) for n, a in inputs.items() if n != "group_sizes"}
+        c = arrays.empty(case.output_specs()["C"].shape, dtype(case.out).storage)
         if case.groups is None:
-            calls = [tuple(map(self._arrays.tensor, (*held.values(), c)))]
+            calls = [tuple(map(arrays.tensor, (*held.values(), c)))]
         else:
             calls = []
             for g, (rows, stop) in enumerate(zip(case.groups, accumulate(case.groups), strict=True)):
                 if rows:
                     of_group = (held["A"][stop - rows : stop], held["B"][g], c[stop - rows : stop])
-                    calls.append(tuple(map(self._arrays.tensor, of_group)))
+                    calls.append(tuple(map(arrays.tensor, of_group)))
         return _Loaded(inputs, held, calls, c)
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """Nothing to do where the tensors lie over the worker's arrays."""
-        for name, array in loaded.arrays.items():
-            if array is not inputs[name]:
-                array[...] = inputs[name]
+        self._arrays.update(loaded.arrays, inputs)
         loaded.given = inputs
         return loaded
 
@@ -179,11 +212,6 @@ class _Kernel(Program):
     def poison(self, loaded: _Loaded) -> None:
         """NaN into C."""
         self._arrays.poison(loaded.c)
-
-    def _copied(self, array: np.ndarray) -> np.ndarray:
-        copy = self._arrays.empty(array.shape, array.dtype)
-        copy[...] = array
-        return copy
 
 
 class _Product(_Kernel):

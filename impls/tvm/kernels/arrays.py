@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import tvm
 
@@ -23,6 +25,20 @@ def empty(shape: tuple[int, ...], storage: np.dtype) -> np.ndarray:
     return room[start : start + size].view(storage).reshape(shape)
 
 
+def copied(array: np.ndarray) -> np.ndarray:
+    """An aligned copy."""
+    copy = empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def update(held: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
+    """New contents for what is a copy of ``given``."""
+    for name, array in held.items():
+        if array is not given[name]:
+            array[...] = given[name]
+
+
 def tensor(array: np.ndarray) -> tvm.runtime.Tensor:
     """A TVM tensor over the array's memory.
 
@@ -34,6 +50,19 @@ def tensor(array: np.ndarray) -> tvm.runtime.Tensor:
     if array.dtype.kind == "V":  # an extension type, which DLPack between NumPy and TVM does not carry
         array = array.view(_BITS[array.dtype.itemsize])
     return tvm.runtime.from_dlpack(array)
+
+
+def typed(array: np.ndarray) -> tvm.runtime.Tensor:
+    """As ``tensor``, with the dtype that TVM has for the array's own."""
+    plain = tensor(array)
+    name = {"bfloat16": "bfloat16", "float8_e4m3fn": "float8_e4m3fn"}.get(array.dtype.name)
+    return plain if name is None else plain._create_view(array.shape, name)
+
+
+def to_numpy(result: tvm.runtime.Tensor, storage: np.dtype) -> np.ndarray:
+    """A copy of a tensor's contents, in the storage dtype of the workload's."""
+    copy = result.numpy()
+    return copy if copy.dtype == storage else copy.view(storage)
 
 
 def poison(array: np.ndarray) -> None:

@@ -10,7 +10,7 @@ from tvm import te, tirx
 
 from impls.tvm import tiling
 from impls.tvm.kernels import arithmetic, product
-from impls.tvm.kernels.epilogue import STORAGE, activated, raised, rounded
+from impls.tvm.kernels.elements import STORAGE, activated, raised, rounded
 from impls.tvm.kernels.host import Host
 from impls.tvm.kernels.product import Operand, Plan, Shape
 from impls.workloads.gemm import Gemm

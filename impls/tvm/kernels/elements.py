@@ -1,6 +1,7 @@
 """Expressions on single elements: reading a workload's dtypes as f32 or i32, rounding back, and the epilogues.
 
-TVM sees bf16 and f8e4m3 as the integers that hold their bits, so that nothing is left to its legalisation.
+Where we write the function, TVM sees bf16 and f8e4m3 as the integers that hold their bits, so that nothing is left to
+its legalisation. Relax gives functions their dtypes, and there they are TVM's own.
 """
 
 from __future__ import annotations
@@ -33,6 +34,16 @@ def raised(value: Expr, dtype: str) -> Expr:
         value = tirx.Cast("float32", T.reinterpret("float16", tirx.Cast("uint16", half))) * _float(256.0)
         return tirx.Select((word & _int(0x7F)) == _int(0x7F), from_bits(_int(0x7FC00000)), value)
     return word
+
+
+def raised_native(value: Expr, dtype: str) -> Expr:
+    """As ``raised``, of an element that TVM knows by its own dtype.
+
+    f8e4m3 goes through its bits: TVM's conversion gives 0 for subnormal numbers.
+    """
+    if dtype == "f8e4m3":
+        return raised(T.reinterpret("uint8", value), dtype)
+    return value if dtype == "f32" else tirx.Cast("int32" if dtype == "i8" else "float32", value)
 
 
 def rounded(value: Expr, dtype: str) -> Expr:
