@@ -8,9 +8,9 @@ rounding to the output type; where there is an epilogue, also a rounding to the 
 steps, as unfused stacks do. What does not: inputs or partial sums rounded further (bf16 or tf32 for f32; partial sums
 of a split K kept in the output type), algorithms of fewer multiplications (Strassen).
 
-What cannot be seen: three tf32 products in place of an f32 one, and three bf16 ones from about K = 4000 (they come within
-f32's tolerance); fast in place of promoted f8 sums below about K = 4000; f16 accumulation in place of f32 with an f16
-output below about K = 16; the erf form of GELU where the output has 16 bits.
+What cannot be seen: three tf32 products in place of an f32 one, and three bf16 ones from about K = 4000 (they come
+within f32's tolerance); fast in place of promoted f8 sums below about K = 4000; the erf form of GELU where the
+output has 16 bits.
 """
 
 from __future__ import annotations
