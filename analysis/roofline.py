@@ -286,7 +286,8 @@ def placements(frame: Frame, times_us: pd.Series, roofs: dict[Key, Ceilings] | N
     """A Placement for every result in ``times_us`` (microseconds, indexed like ``frame.results``), but for ceilings."""
     roofs = ceilings(frame) if roofs is None else roofs
     rows = frame.results.loc[times_us.index]
-    rows = rows[rows["workload"] != "ceiling"]
+    used = ["case", "machine", "device", "threads", "regime", "traffic_bytes", "workspace_bytes", "flags"]
+    rows = rows.loc[rows["workload"] != "ceiling", used]
     placed = []
     for row in rows.itertuples():
         try:

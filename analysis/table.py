@@ -159,8 +159,8 @@ _BESIDE = ("workload", "stack", "device_kind", "method", "complete", "config", "
 def _latest(results: pd.DataFrame) -> pd.Series:
     """Which results belong to the latest run that holds their case and implementation on their device."""
     key = [results[c] for c in ("machine", "device", "threads", "regime", "case", "impl")]
-    newest = results["run"].groupby(key, dropna=False).transform("max")  # Run ids sort by time.
-    return results["run"] == newest
+    age = pd.Series(pd.factorize(results["run"], sort=True)[0], results.index)  # Run ids sort by time.
+    return age == age.groupby(key, dropna=False, sort=False).transform("max")
 
 
 def _baselines_of(results: pd.DataFrame, wanted: pd.Series) -> pd.Series:
