@@ -29,6 +29,7 @@ from impls import registry
 from impls.baselines import baseline_of
 from impls.contract import Device, Implementation
 from impls.workloads.base import Case, CaseError, parse_case
+from impls.workloads.ceiling import Ceiling
 
 app = typer.Typer(
     help="For this GEMM or attention, on this device: which stack, how far from the hardware's limit, "
@@ -261,12 +262,14 @@ def compare(
         chosen = tuple(parse_case(c) for c in begun["plan"]["cases"])
         implementations = registry.select(begun["plan"]["impls"])
         named, run, seed = False, str(begun["run"]), int(begun["seed"])
+        sustained = frozenset(begun["plan"].get("sustained", ()))
     else:
         chosen = _cases(cases, gemm, attention, device, default="quick")
         implementations = _implementations(impl)
         named, run, seed = bool(impl), records.new_run_id(), secrets.randbits(31)
         path = records.folder(folder, name) / f"{run}.jsonl"
         chosen = _with_ceilings(chosen, device, folder, name)
+        sustained = _sustained(cases, chosen)
     implementations = _with_baselines(implementations, chosen, device)
     seconds = _seconds(budget) if budget else None
     writer = records.Writer(path, run)
@@ -274,7 +277,7 @@ def compare(
         err.print(f"[yellow]repaired:[/] {escape(repair)}")
     try:
         built, missing = _environments(implementations, device, named=named)
-        plan = session.Plan(chosen, implementations, seconds, seed)
+        plan = session.Plan(chosen, implementations, seconds, seed, sustained)
         one = session.Session(plan, device=device, environments=built, missing=missing, writer=writer, already=already)
         with Progress(err, len(chosen) - len(one.finished)) as progress:
             finished = one.run(progress)
@@ -330,6 +333,14 @@ def _cases(
     if cases or not single:
         chosen = [entry.case for entry in case_files.load(cases or default)] + chosen
     return tuple({case.id: case for case in chosen}.values())
+
+
+def _sustained(cases: str | None, chosen: tuple[Case, ...]) -> frozenset[str]:
+    """Ids of the cases that their file also wants back to back, and of the ceilings of power that go with them."""
+    named = {e.case.id for e in case_files.load(cases) if "sustained" in e.regimes} if cases else set()
+    if named:
+        named |= {c.id for c in chosen if isinstance(c, Ceiling) and c.probe in ("rate", "exp", "read", "copy")}
+    return frozenset(c.id for c in chosen if c.id in named)
 
 
 def _implementations(patterns: list[str] | None) -> tuple[Implementation, ...]:

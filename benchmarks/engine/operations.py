@@ -28,6 +28,9 @@ from impls.workloads.base import parse_case
 #: Which module takes the times on which kind of device: its ``block`` has the signature of ``timing.cpu.block``.
 TIMING = {"cpu": "benchmarks.engine.timing.cpu", "cuda": "benchmarks.engine.timing.cupti"}
 
+#: What a GPU's timing needs beside the clock, device memory in use among it.
+GPU = "benchmarks.engine.timing.gpu"
+
 
 class BadRequest(Exception):
     """A request that does not fit what is there; the message is one sentence."""
@@ -82,8 +85,8 @@ class _Built:
 
     program: Program
     timing: ModuleType
+    residency: Residency
     sets: dict[int, _Loaded] = field(default_factory=dict)
-    residency: Residency = field(default_factory=Residency)
 
 
 class Operations:
@@ -96,6 +99,7 @@ class Operations:
             "load": self.load,
             "refill": self.refill,
             "block": self.block,
+            "sustain": self.sustain,
             "inputs": self.inputs,
             "release": self.release,
             "shutdown": lambda: {},
@@ -135,7 +139,9 @@ class Operations:
         start = time.perf_counter()
         built = implementation.prepare(wanted, target)
         seconds = time.perf_counter() - start
-        self._programs[program] = _Built(built, timing)
+        # On a GPU it is the device's memory that counts.
+        residency = Residency() if target.kind == "cpu" else importlib.import_module(GPU).Residency()
+        self._programs[program] = _Built(built, timing, residency)
         return {"prepare_s": seconds, "config": built.config, "flags": built.flags, "artefacts": built.artefacts}
 
     def load(self, program: str, set: int, inputs: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
@@ -183,6 +189,18 @@ class Operations:
             answer: dict[str, Any] = built.timing.block(built.program, loaded, sets, copies, poison, timed)
         return answer
 
+    def sustain(self, program: str, sets: Sequence[int], keep: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
+        """Calls back to back until power is steady; the outputs of the last one, which takes the last set, are kept."""
+        built = self._get(program)
+        if not hasattr(built.timing, "sustain"):
+            raise BadRequest("Only on a GPU are calls sustained.")
+        loaded = {which: self._loaded(built, which).value for which in sets}
+        with built.residency.watch():
+            answer: dict[str, Any] = built.timing.sustain(
+                built.program, loaded, sets, {name: buffers.view(d) for name, d in keep.items()}
+            )
+        return answer
+
     def inputs(self, program: str, set: int, into: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
         """Copy a set's inputs, as they are now, into shared buffers."""
         built = self._get(program)
@@ -191,7 +209,7 @@ class Operations:
         return {}
 
     def release(self, program: str) -> dict[str, Any]:
-        """Forget a program and free what it holds. ``peak_memory_bytes`` is the growth of resident host memory."""
+        """Forget a program and free what it holds. ``peak_memory_bytes`` is the growth of host (GPU: device) memory."""
         built = self._get(program)
         del self._programs[program]
         peak = built.residency.peak_bytes

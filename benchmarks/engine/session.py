@@ -5,6 +5,7 @@ Owns the run's plan, its resumption and its provenance. One case's life is the t
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -29,6 +30,8 @@ from impls.contract import Device, Implementation
 from impls.workloads.base import Case
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Commit of a copy that has no git folder, written by ``benchmarks.bundle``.
+STAMP = "ridgemark-commit.json"
 REGIMES = {"cpu": "warm", "cuda": "burst"}
 
 
@@ -41,12 +44,14 @@ class Plan:
         implementations: those asked for; each case takes the ones of its workload, and its baseline always.
         budget_s: seconds that the run should take, or None.
         seed: of the inputs and of the order.
+        sustained: ids of the cases that a GPU also runs back to back.
     """
 
     cases: tuple[Case, ...]
     implementations: tuple[Implementation, ...]
     budget_s: float | None
     seed: int
+    sustained: frozenset[str] = frozenset()
 
 
 class Session:
@@ -159,6 +164,7 @@ class Session:
             deadlines=self.deadlines,
             available_until=None if available_s is None else begun + available_s,
             measure=measure,
+            sustain=self.device.kind == "cuda" and case.id in self.plan.sustained,
         )
         for result in one.run():
             self._record(result)
@@ -183,6 +189,7 @@ class Session:
                 "impls": [i.name for i in self.plan.implementations],
                 "budget_s": self.plan.budget_s,
                 "regime": REGIMES[self.device.kind],
+                "sustained": sorted(self.plan.sustained),
             },
         )
 
@@ -197,7 +204,7 @@ class Session:
             )
 
     def _record(self, result: dict[str, Any]) -> None:
-        result = result | {"regime": REGIMES[self.device.kind]}
+        result = {"regime": REGIMES[self.device.kind]} | result
         self.results.append(result)
         if self.writer:
             start = time.perf_counter()
@@ -206,7 +213,10 @@ class Session:
 
 
 def provenance(root: Path) -> dict[str, Any]:
-    """Commit of the checkout at ``root`` and whether tracked files differ from it; null where it is no git checkout."""
+    """Commit of the checkout at ``root`` and whether tracked files differ from it.
+
+    A copy without its git folder bears the stamp of ``benchmarks.bundle``; null where there is neither.
+    """
 
     def git(*arguments: str) -> str | None:
         try:
@@ -216,6 +226,9 @@ def provenance(root: Path) -> dict[str, Any]:
         return done.stdout.strip()
 
     commit = git("rev-parse", "HEAD")
+    if commit is None and (root / STAMP).is_file():
+        stamp: dict[str, Any] = json.loads((root / STAMP).read_text())
+        return {"commit": stamp["commit"], "dirty": stamp["dirty"]}
     status = git("status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 

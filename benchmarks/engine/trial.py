@@ -35,11 +35,22 @@ from impls.workloads.base import Case
 STREAK = 16
 # Memory for outputs that wait to be judged.
 KEPT_BYTES = 256 * 2**20
-# Time that the streak of checked calls may take.
-STREAK_SECONDS = 2.0
+# Time that the streak of checked calls may take, new contents and verdicts included.
+STREAK_SECONDS = 4.0
 
+# Calls back to back are timed so; see timing.cupti.
+SUSTAINED_METHOD = "host_span"
 # What a timing method may report of a block that goes into the record.
-TELEMETRY = ("preemptions", "clock_mhz", "power_w")
+TELEMETRY = (
+    *("preemptions", "clock_mhz", "power_w", "temperature_c", "busy_us", "host_us", "kernels", "throttled", "foreign"),
+    *("calls", "settled_s", "energy_j"),
+)
+# A block is taken again where heat or hardware slowed it down, so many times at the most.
+RETAKES = 2
+# Sustained: rounds, each of a few seconds per implementation.
+SUSTAINED_ROUNDS = 2
+# A call whose span is longer than its device's activity by this share waits for the host, or for itself.
+HOST_BOUND = 0.1
 # A first call after new contents that takes this many times the others, in most blocks, may be the only real one.
 REMEMBERING = 5.0
 # What cold caches may cost a first call however short the others are.
@@ -82,6 +93,7 @@ class Entry:
     status: str | None = None
     reason: str | None = None
     rounds: list[dict[str, Any]] = field(default_factory=list)
+    sustained: list[dict[str, Any]] = field(default_factory=list)
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     variant: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -107,7 +119,7 @@ class Entry:
         """Nothing more will be asked of it. Only ``ok`` keeps its times."""
         self.status, self.reason = status, reason
         if status != "ok":
-            self.rounds = []
+            self.rounds, self.sustained = [], []
 
 
 class Phases:
@@ -134,6 +146,7 @@ class Trial:
         baseline: the one that the others are compared with; None where it is not among them.
         available_until: ``time.monotonic()`` at which the case should be done; None where there is no budget.
         measure: False judges only.
+        sustain: also measure back to back (on a GPU), after the rounds.
     """
 
     def __init__(
@@ -153,11 +166,12 @@ class Trial:
         deadlines: Deadlines,
         available_until: float | None = None,
         measure: bool = True,
+        sustain: bool = False,
     ) -> None:
         self.case, self.device, self.limits, self.seed = case, device, limits, seed
         self.crew, self.reference, self.arena = crew, reference, arena
         self.progress, self.phases, self.deadlines = progress, phases, deadlines
-        self.available_until, self.measure = available_until, measure
+        self.available_until, self.measure, self.sustain = available_until, measure, sustain
         self.interrupted = False
         self.random = random.Random(seed)
         entries = [Entry(i, 0, f"{case.id}|{i.name}|0") for i in implementations]
@@ -190,6 +204,8 @@ class Trial:
                 self._check_all(group)
                 if self.measure:
                     self._measure(group)
+                    if self.sustain:
+                        self._sustain(group)
                 self._finish([e for e in group if e not in self.always])
             self._finish(self.always)
         except BrokenProcessPool:
@@ -207,7 +223,13 @@ class Trial:
             taken += [d for variant in (asked.descriptors if asked else []) for d in variant.values()]
             for descriptor in taken:
                 self.arena.free(descriptor)
-        return [result(self.case, e, self.seed, complete=not self.interrupted) for e in self.entries if not e.alive]
+        ended = [e for e in self.entries if not e.alive]
+        results = [result(self.case, e, self.seed, complete=not self.interrupted) for e in ended]
+        return results + [
+            r | {"regime": "sustained", "method": SUSTAINED_METHOD, "rounds": e.sustained}
+            for e, r in zip(ended, results, strict=True)
+            if e.sustained
+        ]
 
     def _end_all(self, status: str, reason: str) -> None:
         for entry in self.entries:
@@ -326,11 +348,12 @@ class Trial:
         entry.first_call_s = self._judged_call(entry, 0)
         if entry.alive:
             entry.seconds = self._judged_call(entry, 1)
-        length = int(np.clip(STREAK_SECONDS / max(entry.seconds, 1e-9), 2, STREAK))
-        taken = []
-        for number in range(length):
+        taken, begin = [], time.monotonic()
+        for number in range(STREAK):
             if not entry.alive:
                 return
+            if number >= memory.INPUT_SETS and time.monotonic() - begin > STREAK_SECONDS:
+                break
             self._refill(entry, number % memory.INPUT_SETS)
             taken.append(self._judged_call(entry, number % memory.INPUT_SETS))
         entry.seconds = float(np.median(taken))
@@ -383,6 +406,8 @@ class Trial:
                 block = self._timed_block(entry, plan.samples[entry.program])
                 if block is not None:
                     seen = {k: v for k, v in block["telemetry"].items() if k in TELEMETRY}
+                    if "busy_us" in seen:
+                        seen["busy_us"] = float(np.median(seen["busy_us"]))
                     kept = {k: block[k] for k in ("t0", "first_us", "samples_us")}
                     entry.rounds.append({"round": number, "order": order, **kept, **seen})
                 self.progress.advance()
@@ -406,10 +431,46 @@ class Trial:
             block["first_us"], *block["samples_us"] = block["samples_us"]
             return block
 
-        if not entry.alive:
-            return None
-        block: dict[str, Any] | None = self._guard(entry, take)
+        block: dict[str, Any] | None = None
+        for _ in range(1 + RETAKES):
+            if not entry.alive:
+                return None
+            block = self._guard(entry, take)
+            if block is None or not block["telemetry"].get("throttled"):
+                break
         return block if entry.alive else None
+
+    def _sustain(self, entries: Sequence[Entry]) -> None:
+        """Back to back, in random order, all but the twin; the outputs of the last call are judged."""
+        last = memory.INPUT_SETS - 1
+        slot = self._slots[0]
+
+        def take(entry: Entry) -> dict[str, Any]:
+            with self.phases("block"), self.crew.exclusive(entry.seat):
+                block = self.crew.start(entry.seat).call(
+                    "sustain",
+                    self.deadlines.request_s,
+                    program=entry.program,
+                    sets=list(range(memory.INPUT_SETS)),
+                    keep={n: d for n, (_, d) in slot.items()},
+                )
+            with self.phases("judge"):
+                verdict = self.judge.outputs(entry.variant[last], {n: a for n, (a, _) in slot.items()})
+            _keep_worst(entry.errors, verdict)
+            if not verdict.right:
+                entry.end("wrong", f"After many calls in a row: {verdict.reason}")
+            return block
+
+        for number in range(SUSTAINED_ROUNDS):
+            for order, entry in enumerate(self._shuffled([e for e in entries if e.replica == 0])):
+                self.progress.say(f"{self.case.id}: sustaining {entry.implementation.name}")
+                block = self._guard(entry, partial(take, entry))
+                if block is not None and entry.alive:
+                    seen = {k: v for k, v in block["telemetry"].items() if k in TELEMETRY}
+                    kept = {k: block[k] for k in ("t0", "samples_us")}
+                    entry.sustained.append({"round": number, "order": order, **kept, **seen})
+                    if block["telemetry"]["host_bound"]:
+                        _flag(entry, "host_bound sustained: calls take the host longer than the device.")
 
     def _refill(self, entry: Entry, which: int) -> None:
         """Other contents for one input set, at the same place: neither its last nor those of the other set."""
@@ -474,6 +535,14 @@ class Trial:
                 f"A call took {fastest:.3g} us; this device cannot do the work in under {floor * 1e6:.3g} us.",
             )
             return
+        if any(r.get("throttled") for r in entry.rounds):
+            _flag(entry, "Throttled by heat or hardware in some blocks, which were taken again in vain.")
+        if any(r.get("foreign") for r in entry.rounds):
+            _flag(entry, "Other processes computed on the GPU meanwhile.")
+        busy = [(r["busy_us"], float(np.median(r["samples_us"]))) for r in entry.rounds if "busy_us" in r]
+        share = float(np.median([1 - b / span for b, span in busy])) if busy else 0.0
+        if share > HOST_BOUND:
+            _flag(entry, f"host_bound: for {100 * share:.0f} % of a call the device has nothing to do.")
         first = float(np.median([r["first_us"] for r in entry.rounds]))
         others = float(np.median([np.median(r["samples_us"]) for r in entry.rounds]))
         if first > max(REMEMBERING * others, others + COLD_CACHES_US):
@@ -548,6 +617,11 @@ def refused(case: Case, implementation: Implementation, reason: str, seed: int) 
     """The result of an implementation that does not run the case at all."""
     entry = Entry(implementation, 0, "", status="unsupported", reason=reason)
     return result(case, entry, seed, complete=True)
+
+
+def _flag(entry: Entry, remark: str) -> None:
+    if remark not in entry.flags:
+        entry.flags.append(remark)
 
 
 def _keep_worst(errors: dict[str, dict[str, float]], verdict: Verdict) -> None:

@@ -1,18 +1,30 @@
-"""Times on an NVIDIA GPU: spans of CUPTI activity, isolated launches with a cold L2 (the ``burst`` regime).
+"""Times on an NVIDIA GPU, the same for every stack: activity of single calls (burst), many in a row (sustained).
 
-Owns a block of calls on a GPU. A call's span runs from the start of its first kernel, copy or memset to the end of its
-last, on whatever stream: the same method for every stack. Its ``busy`` time is the union of that activity.
+Owns a block of calls on a GPU.
+
+**burst** (``block``): one call at a time on an idle device at full clocks with a cold L2. The call is launched behind a
+closed gate (gpus): its kernels wait in their queue and run one after the other when the gate opens, so that the gaps
+between them are the device's own, not what Python and the tracer cost the host. A call's time is its span, from the
+opening of the gate, or the start of its first kernel after it, to the end of its last piece of activity, on whatever
+stream. ``busy`` is the union of the activity: what ``ncu`` adds up as gpu__time_duration. A program that waits for its
+own work within the call runs without a gate and says so (``held`` false): its span holds the host's gaps, as they are
+its own. ``host_us`` is the time until ``run`` returns, with the tracer's part in it.
 
 Activity is attributed by time: the device is idle and synchronised before and after each call, so what CUPTI saw
 between two readings of its own clock belongs to the call, whichever thread launched it. (External correlation ids are
 per host thread and miss what a library launches from a thread of its own.) The harness's own kernels are told by name.
+
+**sustained** (``sustain``): calls back to back, input sets in turn, nothing flushed, the tracer off; first until power
+and pace are steady, then chunks of calls between two moments at which the device is idle. Time per call is the time of
+a chunk by the host's clock over its calls: starting and draining a chunk adds some 20 us in 200 ms.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -23,7 +35,17 @@ from benchmarks.engine.timing import gpu as gpus
 from impls.contract import Program
 
 METHOD = "cupti_span"
+SUSTAINED_METHOD = "host_span"
 _BUFFER_BYTES = 16 * 2**20
+#: What CUPTI calls copies has no name; they run on engines that do not wait for the gate.
+COPY = "copy"
+
+# Sustained: seconds per chunk, of settling at least and at most, and chunks that count.
+_CHUNK_S, _SETTLE_S, _MOST_SETTLE_S, _CHUNKS = 0.2, 1.2, 4.0, 4
+# Settled: two chunks in a row agree this well in pace.
+_SETTLED = 0.005
+
+Activity = tuple[int, int, str]
 
 
 class Tracer:
@@ -33,27 +55,44 @@ class Tracer:
         from cupti import cupti
 
         self._cupti = cupti
-        self._seen: list[tuple[int, int, str]] = []
+        self._seen: list[Activity] = []
         kind = cupti.ActivityKind
-        self._kinds = {int(kind.CONCURRENT_KERNEL), int(kind.MEMCPY), int(kind.MEMSET), int(kind.MEMCPY2)}
+        self._wanted = (kind.CONCURRENT_KERNEL, kind.MEMCPY, kind.MEMSET, kind.MEMCPY2)
+        self._names = {int(kind.MEMCPY): COPY, int(kind.MEMCPY2): COPY, int(kind.MEMSET): "memset"}
+        self._kinds = {int(k) for k in self._wanted}
         cupti.activity_register_callbacks(lambda: (_BUFFER_BYTES, 0), self._completed)
-        for one in (kind.CONCURRENT_KERNEL, kind.MEMCPY, kind.MEMSET, kind.MEMCPY2):
-            cupti.activity_enable(one)
+        self._enable()
 
     def now(self) -> int:
         """CUPTI's clock, ns; activity is stamped with the same."""
         return int(self._cupti.get_timestamp())
 
-    def take(self) -> list[tuple[int, int, str]]:
+    def take(self) -> list[Activity]:
         """(start, end, name) of all activity since the last take, in order of start."""
         self._cupti.activity_flush_all(1)
         seen, self._seen = self._seen, []
         return sorted(seen)
 
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """Nothing is traced inside the ``with`` block: tracing costs the host several microseconds a launch."""
+        for kind in self._wanted:
+            self._cupti.activity_disable(kind)
+        try:
+            yield
+        finally:
+            self._enable()
+
+    def _enable(self) -> None:
+        for kind in self._wanted:
+            self._cupti.activity_enable(kind)
+
     def _completed(self, activities: list[Any]) -> None:
         for activity in activities:
-            if activity.kind in self._kinds:
-                self._seen.append((activity.start, activity.end, getattr(activity, "name", None) or "copy"))
+            kind = int(activity.kind)
+            if kind in self._kinds:
+                name = self._names.get(kind) or activity.name or "kernel"
+                self._seen.append((activity.start, activity.end, name))
 
 
 @cache
@@ -75,14 +114,16 @@ def block(
     Arguments and errors are those of ``timing.cpu.block``.
 
     Returns:
-        ``samples_us`` (spans, one per call), ``t0``, ``method``, and ``telemetry``: per call ``busy_us``, ``host_us``
-        (until ``run`` returned) and ``kernels``; medians ``clock_mhz`` and, of the block, ``power_w``,
-        ``temperature_c``, ``throttled`` (reasons that make the block worthless).
+        ``samples_us`` (spans, one per call), ``t0``, ``method``, and ``telemetry``: per call ``busy_us``; over the
+        block the median ``clock_mhz`` and ``host_us``, ``kernels`` (most pieces of activity of a call), ``held`` (the
+        gate held in every call), ``power_w``, ``temperature_c``, ``throttled`` (reasons that make it worthless),
+        ``foreign`` (how many processes beside the harness's compute on the GPU).
     """
     device, trace = gpus.gpu(), tracer()
     inputs = [loaded_sets[which] for which in sets]
     windows: list[tuple[int, int]] = []
     host_us, clocks = [], []
+    held = True
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -98,9 +139,11 @@ def block(
             device.stamp(0)
             device.synchronize()
             begin = trace.now()
-            called = time.perf_counter_ns()
-            result = program.run(loaded)
-            returned = time.perf_counter_ns()
+            with device.gated() if held else contextlib.nullcontext(gpus.Gate(held=False)) as gate:
+                called = time.perf_counter_ns()
+                result = program.run(loaded)
+                returned = time.perf_counter_ns()
+            held = gate.held
             program.synchronize()
             device.synchronize()
             windows.append((begin, trace.now()))
@@ -122,22 +165,115 @@ def block(
         "method": METHOD,
         "telemetry": {
             "busy_us": [s["busy_us"] for s in spans],
-            "kernels": [s["kernels"] for s in spans],
-            "host_us": host_us,
+            "kernels": max(s["kernels"] for s in spans),
+            "held": held,
+            "host_us": round(float(np.median(host_us)), 2),
             "clock_mhz": round(float(np.median(clocks)), 1),
             "power_w": round(max(before.power_w, after.power_w), 1),
             "temperature_c": max(before.temperature_c, after.temperature_c),
             "throttled": gpus.throttled(before.reasons | after.reasons),
+            "foreign": len(gpus.foreign_processes()),
         },
     }
+
+
+def sustain(
+    program: Program, loaded_sets: Mapping[int, Any], sets: Sequence[int], keep: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """Call ``program`` back to back over ``sets`` in turn until it has settled, and then for four chunks of 0.2 s.
+
+    Args:
+        program: the program.
+        loaded_sets: set -> what ``load`` or ``refill`` returned.
+        sets: the sets that take turns.
+        keep: output -> array that takes its copy after the last call, which is one of the last of ``sets``.
+
+    Returns:
+        ``samples_us`` (per chunk, time per call), ``t0``, ``method`` and ``telemetry``: ``calls`` of a chunk,
+        ``settled_s``, ``clock_mhz`` (median over chunks), ``power_w`` and ``energy_j`` (per call, by the board's energy
+        counter over all chunks), ``temperature_c``, ``host_us`` (median time until ``run`` returned on an idle device,
+        untraced), ``host_bound`` (the device had run out of work when the last call of a chunk was launched),
+        ``throttled``.
+    """
+    device, trace = gpus.gpu(), tracer()
+    inputs = [loaded_sets[which] for which in sets]
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with trace.off():
+            host_us, each = [], []
+            for number in range(20):
+                device.synchronize()
+                called = time.perf_counter()
+                result = program.run(inputs[number % len(inputs)])
+                host_us.append((time.perf_counter() - called) * 1e6)
+                program.synchronize()
+                device.synchronize()
+                each.append(time.perf_counter() - called)
+            calls = len(inputs) * max(1, round(_CHUNK_S / float(np.median(each)) / len(inputs)))
+            last, begin = 0.0, time.monotonic()
+            while True:
+                _, now, _, _ = _chunk(program, device, inputs, calls)
+                settled = time.monotonic() - begin
+                steady = abs(now - last) <= _SETTLED * now
+                if (steady and settled >= _SETTLE_S) or settled > _MOST_SETTLE_S:
+                    break
+                last = now
+                calls = len(inputs) * max(1, round(_CHUNK_S / now / len(inputs)))
+            t0, joules = time.time(), gpus.energy_j()
+            chunks = [_chunk(program, device, inputs, calls) for _ in range(_CHUNKS)]
+            joules, seconds = gpus.energy_j() - joules, time.time() - t0
+            after = gpus.reading()
+            result = chunks[-1][0]
+            copy_into(keep, program.read_outputs(result))
+            del result
+    finally:
+        if collecting:
+            gc.enable()
+    per_call = [now for _, now, _, _ in chunks]
+    return {
+        "samples_us": [now * 1e6 for now in per_call],
+        "t0": t0,
+        "method": SUSTAINED_METHOD,
+        "telemetry": {
+            "calls": calls,
+            "settled_s": round(settled, 2),
+            "clock_mhz": round(float(np.median([clock for _, _, clock, _ in chunks])), 1),
+            "power_w": round(joules / seconds, 1),
+            "energy_j": joules / seconds * float(np.median(per_call)),
+            "temperature_c": after.temperature_c,
+            "host_us": round(float(np.median(host_us)), 2),
+            "host_bound": float(np.median([drained / now for _, now, _, drained in chunks])) < 2,
+            "throttled": gpus.throttled(after.reasons),
+        },
+    }
+
+
+def _chunk(program: Program, device: gpus.Gpu, inputs: Sequence[Any], calls: int) -> tuple[Any, float, float, float]:
+    """The last call's result, seconds per call, SM clock in MHz, and seconds from the last launch to an idle device."""
+    device.stamp(0)
+    device.synchronize()
+    begin = time.perf_counter()
+    for number in range(calls):
+        result = program.run(inputs[number % len(inputs)])
+    launched = time.perf_counter()
+    program.synchronize()
+    device.synchronize()
+    end = time.perf_counter()
+    device.stamp(1)
+    device.synchronize()
+    return result, (end - begin) / calls, device.clock_mhz(), end - launched
 
 
 class NothingSeen(RuntimeError):
     """A call that left no activity on the device: it did nothing, or CUPTI lost its records."""
 
 
-def attribute(activity: Sequence[tuple[int, int, str]], windows: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+def attribute(activity: Sequence[Activity], windows: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     """Span and busy time of each call.
+
+    A kernel may be stamped with the moment at which it came to the head of its queue, the gate still closed: it starts
+    when the gate opens. Copies do not wait for the gate; what they took before it opened is added.
 
     Args:
         activity: (start ns, end ns, name), in order of start.
@@ -151,12 +287,19 @@ def attribute(activity: Sequence[tuple[int, int, str]], windows: Sequence[tuple[
     """
     calls = []
     for number, (begin, end) in enumerate(windows):
-        mine = [a for a in activity if begin <= a[0] <= end and not a[2].startswith(gpus.OWN_PREFIX)]
+        within = [a for a in activity if begin <= a[0] <= end]
+        opened = max((a[1] for a in within if a[2].startswith(gpus.GATE)), default=begin)
+        mine = [a for a in within if not a[2].startswith(gpus.OWN_PREFIX)]
+        early = sum(min(stop, opened) - start for start, stop, name in mine if name == COPY and start < opened)
+        after = sorted((max(start, opened), stop) for start, stop, _ in mine if stop > opened)
         if not mine:
             raise NothingSeen(f"Call {number} left no activity on the device.")
-        busy, reach = 0, mine[0][0]
-        for start, stop, _ in mine:
-            busy += max(0, stop - max(start, reach))
-            reach = max(reach, stop)
-        calls.append({"span_us": (reach - mine[0][0]) / 1e3, "busy_us": busy / 1e3, "kernels": len(mine)})
+        span = busy = 0
+        if after:
+            busy, reach = 0, after[0][0]
+            for start, stop in after:
+                busy += max(0, stop - max(start, reach))
+                reach = max(reach, stop)
+            span = reach - after[0][0]
+        calls.append({"span_us": (early + span) / 1e3, "busy_us": (early + busy) / 1e3, "kernels": len(mine)})
     return calls

@@ -1,16 +1,24 @@
-"""What timing on an NVIDIA GPU needs beside the clock: flushing L2, ramping the clock up, reading clock and power.
+"""What timing on an NVIDIA GPU needs beside the clock: a cold L2, a gate, full clocks, readings of clock and power.
 
-Owns three small kernels, built at run time by NVRTC in the primary context that the stacks share, and the readings of
+Owns four small kernels, built at run time by NVRTC in the primary context that the stacks share, and the readings of
 NVML. It does not own the times (cupti). cuda-bindings and nvidia-ml-py only: it runs in every GPU stack's environment.
+
+The gate is a kernel that fills every thread slot of every multiprocessor and waits for the host: whatever is launched
+meanwhile, on whatever stream, queues up behind it and starts when it opens. What a call costs its host then does not
+show as gaps between its kernels, as with the blocking kernel of nvbench; that one waits in the measured program's own
+stream, which a program that keeps its stream to itself (XLA) does not tell. Copy engines do not wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import statistics
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +29,10 @@ FLUSH_BYTES = 512 * 2**20
 # The clock has ramped up when two readings in a row agree this well, and give up after so many milliseconds.
 _RAMP_AGREE, _RAMP_MS = 0.005, 400
 _SPIN_US = 2000
+# Threads per block of the gate: it divides the thread slots of every multiprocessor so far (2048 or 1536).
+_GATE_THREADS = 512
+# A gate that the host never opens, because the program waits for its own work, opens by itself.
+_GATE_LIMIT_NS = 20_000_000
 
 SOURCE = r"""
 extern "C" __global__ void ridgemark_read(const uint4 *data, unsigned long long n, unsigned int *sink) {
@@ -48,9 +60,39 @@ extern "C" __global__ void ridgemark_spin(unsigned long long ns) {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
     do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - begin < ns);
 }
+
+// door (host memory): 0 opened by the host, 1 every block is in its place, 2 opened by itself.
+// state (device memory, zeroed before): 0 blocks in their place, 1 the global time at which all leave together.
+extern "C" __global__ void __launch_bounds__(512) ridgemark_gate(
+    volatile unsigned int *door, volatile unsigned long long *state, unsigned long long limit_ns,
+    unsigned long long *stamps) {
+    if (threadIdx.x == 0) {
+        unsigned long long begin, now, leave;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+        if (atomicAdd((unsigned long long *)state, 1ull) == gridDim.x - 1) { door[1] = 1; __threadfence_system(); }
+        if (blockIdx.x == 0) {
+            do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (!door[0] && now - begin < limit_ns);
+            if (!door[0]) door[2] = 1;
+            state[1] = now + 5000;  // long enough for every block to have read it
+            __threadfence_system();
+        }
+        do { leave = state[1]; } while (leave == 0);
+        do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now < leave);
+        unsigned int sm;
+        unsigned long long cycles, ns;
+        asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+        asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles));
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+        stamps[2 * sm] = cycles;
+        stamps[2 * sm + 1] = ns;
+    }
+    __syncthreads();
+}
 """
 #: Names of the harness's own kernels begin so: they are never counted to a call.
 OWN_PREFIX = "ridgemark_"
+#: The gate's name among the activity: a call's time begins where it opens.
+GATE = OWN_PREFIX + "gate"
 
 
 class CudaError(RuntimeError):
@@ -79,6 +121,37 @@ class Reading:
     reasons: int
 
 
+@dataclass
+class Gate:
+    """Whether the gate was still closed when it was opened: a program that waits for its own work finds it open."""
+
+    held: bool = True
+
+
+class Residency:
+    """Growth of the device memory in use while one program loads inputs and is called; see ``operations.Residency``.
+
+    Read after each operation. Allocators keep what they reached, so that this is the peak as their user sees it; what
+    they had kept before from other programs is not in it. No other worker works meanwhile.
+
+    Attributes:
+        peak_bytes: the largest growth so far.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes: int | None = 0
+        self._held = 0
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Around an operation of the program."""
+        device = gpu()
+        before = device.used_bytes()
+        yield
+        self._held += device.used_bytes() - before
+        self.peak_bytes = max(self.peak_bytes or 0, self._held)
+
+
 class Gpu:
     """The first visible GPU, through the primary context of this process."""
 
@@ -91,13 +164,14 @@ class Gpu:
         self._context = checked(driver.cuDevicePrimaryCtxRetain(self._device))
         checked(driver.cuCtxSetCurrent(self._context))
         attribute = driver.CUdevice_attribute
-        major, minor, self.sms, self.l2_bytes = (
+        major, minor, self.sms, self.l2_bytes, slots = (
             checked(driver.cuDeviceGetAttribute(a, self._device))
             for a in (
                 attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
                 attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
                 attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
                 attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
+                attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
             )
         )
         program = checked(nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"ridgemark.cu", 0, [], []))
@@ -107,12 +181,19 @@ class Gpu:
         module = checked(driver.cuModuleLoadData(np.frombuffer(cubin, np.uint8).ctypes.data))
         self._kernels = {
             name: checked(driver.cuModuleGetFunction(module, f"{OWN_PREFIX}{name}".encode()))
-            for name in ("read", "stamp", "spin")
+            for name in ("read", "stamp", "spin", "gate")
         }
         self._flush = checked(driver.cuMemAlloc(FLUSH_BYTES))
         checked(driver.cuMemsetD8(self._flush, 1, FLUSH_BYTES))
         self._sink = checked(driver.cuMemAlloc(16))
         self._stamps = [checked(driver.cuMemAlloc(16 * self.sms)) for _ in range(2)]
+        self._gate_blocks = self.sms * (slots // _GATE_THREADS)
+        self._gate_state = checked(driver.cuMemAlloc(16))
+        self._gate_door = checked(driver.cuMemHostAlloc(16, driver.CU_MEMHOSTALLOC_DEVICEMAP))
+        self._door = (ctypes.c_uint32 * 4).from_address(int(self._gate_door))
+        # Waits for no other stream, and none waits for it: what queues up behind the gate does so for lack of room.
+        flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._gate_stream = checked(driver.cuStreamCreate(int(flag)))
         self.synchronize()
 
     def synchronize(self) -> None:
@@ -123,6 +204,27 @@ class Gpu:
     def flush_l2(self) -> None:
         """Leave nothing in L2 but clean lines of a buffer that no call reads."""
         self._launch("read", 8 * self.sms, 256, (self._flush, 8), (FLUSH_BYTES // 16, 8), (self._sink, 8))
+
+    @contextlib.contextmanager
+    def gated(self) -> Iterator[Gate]:
+        """Launches inside the ``with`` block queue up; they start together when it ends. Reads the clock as it opens.
+
+        The device must be idle before.
+        """
+        door = self._door
+        door[0] = door[1] = door[2] = 0
+        checked(self._driver.cuMemsetD8Async(self._gate_state, 0, 16, self._gate_stream))
+        arguments = ((self._gate_door, 8), (self._gate_state, 8), (_GATE_LIMIT_NS, 8), (self._stamps[0], 8))
+        self._launch("gate", self._gate_blocks, _GATE_THREADS, *arguments, stream=self._gate_stream)
+        until = time.monotonic() + 2 * _GATE_LIMIT_NS / 1e9
+        while not door[1] and time.monotonic() < until:
+            pass
+        gate = Gate()
+        try:
+            yield gate
+        finally:
+            gate.held = not door[2]
+            door[0] = 1
 
     def stamp(self, which: int) -> None:
         """Read the cycle counter and the nanosecond timer of every multiprocessor: before (0), after (1)."""
@@ -161,12 +263,12 @@ class Gpu:
         checked(self._driver.cuMemcpyDtoH(host.ctypes.data, stamps, host.nbytes))
         return host.astype(np.int64)
 
-    def _launch(self, name: str, grid: int, block: int, *arguments: tuple[Any, int]) -> None:
+    def _launch(self, name: str, grid: int, block: int, *arguments: tuple[Any, int], stream: Any = 0) -> None:
         values = [ctypes.c_uint64(int(value)) for value, _ in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         checked(
             self._driver.cuLaunchKernel(
-                self._kernels[name], grid, 1, 1, block, 1, 1, 0, 0, ctypes.addressof(pointers), 0
+                self._kernels[name], grid, 1, 1, block, 1, 1, 0, stream, ctypes.addressof(pointers), 0
             )
         )
 
@@ -207,12 +309,10 @@ def energy_j() -> float:
 
 
 def throttled(reasons: int) -> list[str]:
-    """Names of the reasons that make a block worthless: heat and hardware slowdown. A power cap is how this GPU runs."""
-    nvml, _ = _nvml()
+    """Names of the reasons that make a block worthless: heat, hardware slowdown. A power cap is how a GPU runs."""
+    # nvml.h, nvmlClocksEventReasons.
     worthless = {
-        "hardware slowdown": nvml.nvmlClocksEventReasonHwSlowdown
-        if hasattr(nvml, "nvmlClocksEventReasonHwSlowdown")
-        else 0x8,
+        "hardware slowdown": 0x8,
         "software thermal slowdown": 0x20,
         "hardware thermal slowdown": 0x40,
         "hardware power brake": 0x80,
@@ -221,14 +321,15 @@ def throttled(reasons: int) -> list[str]:
 
 
 def foreign_processes() -> list[int]:
-    """Process ids that compute on the GPU beside this one and its relatives, as far as NVML shows them."""
-    import os
-
+    """Processes that compute on the GPU and are neither this one nor another worker of the same harness."""
     nvml, handle = _nvml()
-    mine = {os.getpid(), os.getppid()}
-    return [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid not in mine]
+    found = [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    return [pid for pid in found if pid != os.getpid() and _parent(pid) not in (os.getppid(), None)]
 
 
-def median_or_none(values: list[float]) -> float | None:
-    """The median, None of nothing."""
-    return statistics.median(values) if values else None
+def _parent(pid: int) -> int | None:
+    """The parent of a process; None where it is gone or not visible from here."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,195 @@
+"""What a call's time is, from made-up activity; blocks and sustained calls over a made-up device and tracer."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks.engine.timing import cupti, gpu
+from impls.contract import Program
+
+
+def spans(activity, *windows):
+    return cupti.attribute(sorted(activity), windows)
+
+
+def test_span_runs_from_first_start_to_last_end_and_busy_is_the_union():
+    # 10-20 and 15-40 overlap, 50-60 follows a gap of 10: span 50, busy 30 + 10.
+    (call,) = spans([(10_000, 20_000, "a"), (15_000, 40_000, "b"), (50_000, 60_000, "c")], (0, 100_000))
+    assert call == {"span_us": 50.0, "busy_us": 40.0, "kernels": 3}
+
+
+def test_activity_belongs_to_the_window_it_starts_in():
+    first, second = spans([(10, 20, "a"), (210, 250, "b")], (0, 100), (200, 300))
+    assert (first["span_us"], second["span_us"]) == (0.01, 0.04)
+
+
+def test_the_harness_own_kernels_are_not_counted():
+    (call,) = spans([(10, 20, "ridgemark_read"), (30, 50, "gemm"), (60, 90, "ridgemark_stamp")], (0, 100))
+    assert call == {"span_us": 0.02, "busy_us": 0.02, "kernels": 1}
+
+
+def test_a_kernel_stamped_before_the_gate_opened_starts_when_it_opens():
+    (call,) = spans([(0, 1000, gpu.GATE), (500, 3000, "gemm")], (0, 9000))
+    assert call["span_us"] == 2.0
+
+
+def test_the_wait_for_the_first_kernel_after_the_gate_is_not_counted():
+    (call,) = spans([(0, 1000, gpu.GATE), (1700, 3000, "gemm")], (0, 9000))
+    assert call["span_us"] == 1.3
+
+
+def test_a_copy_cannot_hide_behind_the_gate():
+    # Copied wholly before the gate opened (300 ns), and then a kernel of 1 us.
+    (call,) = spans([(0, 1000, gpu.GATE), (500, 800, cupti.COPY), (1000, 2000, "gemm")], (0, 9000))
+    assert call["span_us"] == pytest.approx(1.3)
+    # Half of it before, half after.
+    (call,) = spans([(0, 1000, gpu.GATE), (500, 1500, cupti.COPY)], (0, 9000))
+    assert call["span_us"] == pytest.approx(1.0)
+
+
+def test_a_call_that_did_nothing_is_an_error():
+    with pytest.raises(cupti.NothingSeen):
+        spans([(0, 10, "ridgemark_read")], (0, 100))
+
+
+class Device:
+    """Remembers what is done to it, in the tracer's time."""
+
+    def __init__(self, log, waits=False):
+        self.log, self.waits = log, waits
+
+    def ramp_up(self):
+        self.log.append("ramp")
+
+    def flush_l2(self):
+        self.log.append("flush")
+
+    def stamp(self, which):
+        pass
+
+    def synchronize(self):
+        self.log.append("idle")
+
+    def clock_mhz(self):
+        return 1980.0
+
+    @contextlib.contextmanager
+    def gated(self):
+        self.log.append("closed")
+        gate = gpu.Gate()
+        yield gate
+        gate.held = not self.waits
+        self.log.append("opened")
+
+
+class Tracer:
+    """Every call of the program leaves one kernel of 7 us in the window that is open."""
+
+    def __init__(self, log):
+        self.log, self.clock, self.seen = log, 0, []
+
+    def now(self):
+        self.clock += 100_000
+        return self.clock
+
+    def launch(self):
+        self.seen.append((self.clock + 1000, self.clock + 8000, "kernel"))
+
+    def take(self):
+        seen, self.seen = self.seen, []
+        return seen
+
+    @contextlib.contextmanager
+    def off(self):
+        self.log.append("untraced")
+        yield
+        self.log.append("traced")
+
+
+class Work(Program):
+    def __init__(self, log, trace):
+        super().__init__()
+        self.log, self.trace = log, trace
+
+    def load(self, inputs):
+        return inputs
+
+    def refill(self, loaded, inputs):
+        return inputs
+
+    def run(self, loaded):
+        self.log.append(f"run {loaded}")
+        self.trace.launch()
+        return loaded
+
+    def poison(self, loaded):
+        self.log.append("poison")
+
+    def read_outputs(self, result):
+        self.log.append(f"read {result}")
+        return {"C": np.full(2, result, np.float32)}
+
+    def read_inputs(self, loaded):
+        return {}
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    def make(waits=False):
+        log = []
+        trace = Tracer(log)
+        reading = SimpleNamespace(clock_mhz=1980.0, power_w=300.0, temperature_c=40.0, reasons=0)
+        monkeypatch.setattr(gpu, "gpu", lambda: Device(log, waits))
+        monkeypatch.setattr(cupti, "tracer", lambda: trace)
+        monkeypatch.setattr(gpu, "reading", lambda: reading)
+        monkeypatch.setattr(gpu, "energy_j", lambda: 5.0)
+        monkeypatch.setattr(gpu, "foreign_processes", list)
+        return log, Work(log, trace)
+
+    return make
+
+
+def test_every_call_is_alone_behind_a_closed_gate_with_a_cold_l2(made_up):
+    log, program = made_up()
+    copy = np.zeros(2, np.float32)
+    block = cupti.block(program, {0: 10, 1: 11}, [0, 1], {1: {"C": copy}}, poison=True, timed=True)
+    assert block["samples_us"] == [7.0, 7.0]
+    assert copy.tolist() == [11.0, 11.0]
+    assert block["telemetry"]["held"]
+    at = log.index("run 10")
+    assert log[:at] == ["ramp", "poison", "flush", "idle", "closed"]
+    assert log[at : at + 3] == ["run 10", "opened", "idle"]
+    assert log.index("read 11") > log.index("run 11")
+
+
+def test_a_program_that_waits_for_its_work_runs_without_the_gate_from_then_on(made_up):
+    log, program = made_up(waits=True)
+    block = cupti.block(program, {0: 10}, [0, 0, 0], {}, poison=False, timed=True)
+    assert log.count("closed") == 1
+    assert not block["telemetry"]["held"]
+
+
+def test_sustained_calls_take_turns_untraced_and_keep_the_last_output(made_up, monkeypatch):
+    for name, value in (("_CHUNK_S", 1e-3), ("_SETTLE_S", 0.0), ("_MOST_SETTLE_S", 0.01)):
+        monkeypatch.setattr(cupti, name, value)
+    log, program = made_up()
+    copy = np.zeros(2, np.float32)
+    block = cupti.sustain(program, {0: 10, 1: 11}, [0, 1], {"C": copy})
+    runs = [entry for entry in log if entry.startswith("run")]
+    assert runs[:4] == ["run 10", "run 11", "run 10", "run 11"]
+    assert copy.tolist() == [11.0, 11.0]
+    assert len(block["samples_us"]) == 4
+    assert block["telemetry"]["calls"] % 2 == 0
+    assert log.index("untraced") < log.index("run 10") < log.index("traced")
+    # The device is never behind the host here: what takes time is the host.
+    assert block["telemetry"]["host_bound"]
+
+
+def test_only_heat_and_hardware_make_a_block_worthless():
+    idle, power_cap = 0x1, 0x4
+    assert gpu.throttled(idle | power_cap) == []
+    assert gpu.throttled(0x40 | power_cap) == ["hardware thermal slowdown"]
