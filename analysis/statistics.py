@@ -195,38 +195,47 @@ def compare(frame: Frame, *, practical: float = PRACTICAL, level: float = LEVEL)
     blocks = frame.blocks[frame.blocks["result"].isin(timed.index)]
     _put(cells, "time", "_us", _estimate(blocks["result"], np.log(blocks["median_us"].to_numpy()), level))
 
-    cells["baseline"] = _baselines(timed)
+    cells["baseline"] = baselines(timed)
     is_baseline = (timed["impl"] == cells["baseline"]).to_numpy()
     group = _groups(timed)
     where = _rounds(frame, timed)
     pairs = _paired(where)
-    log_ratios = pairs["log_ratio"].to_numpy()
-    _put(cells, "ratio", "", _estimate(pairs["result"], log_ratios, level))
-    cells["paired_rounds"] = pairs.groupby("result").size().reindex(cells.index, fill_value=0)
-
     for column, values in _noise_floor(where[where["baseline"]], level).items():
         cells[column] = group.map(values)
     departure = np.expm1(np.abs(np.log(cells["aa_ratio"].to_numpy(float))))
     cells["threshold"] = np.fmax(practical, departure)
 
-    cells["p_value"] = np.nan
-    log_threshold = np.log1p(cells["threshold"])
-    for results, matrix in _by_length(pairs["result"].to_numpy(), log_ratios):
-        if matrix.shape[1] >= LEAST_ROUNDS:
-            cells.loc[results, "p_value"] = p_beyond(matrix, log_threshold.loc[results].to_numpy())
-    cells["q_value"] = np.nan
-    tested = cells["p_value"].notna()
-    if tested.any():
-        cells.loc[tested, "q_value"] = stats.false_discovery_control(cells.loc[tested, "p_value"].to_numpy())
-
-    enough = (cells["paired_rounds"] >= LEAST_ROUNDS).to_numpy()
-    low, high, q_value = (cells[c].to_numpy(float) for c in ("ratio_low", "ratio_high", "q_value"))
-    threshold = cells["threshold"].to_numpy(float)
-    found = verdicts(low, high, q_value, threshold, practical)
-    found = [v if ok or v is None else "undecided" for v, ok in zip(found, enough, strict=True)]
+    judged = _judge(pairs, cells["threshold"], practical, level).reindex(cells.index)
+    cells = cells.join(judged.drop(columns="verdict"))
+    cells["paired_rounds"] = cells["paired_rounds"].fillna(0).astype("int64")
+    found = judged["verdict"].astype(object).where(judged["verdict"].notna(), None)
     cells["verdict"] = ["baseline" if b else v for v, b in zip(found, is_baseline, strict=True)]
     cells["verdict_reason"] = _reasons(frame, timed, cells, is_baseline, practical)
     return cells
+
+
+def against(
+    frame: Frame, cells: pd.DataFrame, other: pd.Series, *, practical: float = PRACTICAL, level: float = LEVEL
+) -> pd.DataFrame:
+    """Ratios of results to other results of their own run, by the rules that ``compare`` follows for the baseline.
+
+    Args:
+        frame: what the records hold.
+        cells: what ``compare`` made of it; the thresholds are taken from there.
+        other: result -> the result of the same run that it is compared with.
+
+    Returns:
+        One row per result that has rounds in common with its other: ``paired_rounds``, ``ratio`` (its time over the
+        other's), ``ratio_low``, ``ratio_high``, ``p_value``, ``q_value`` (over these rows), ``verdict`` (``faster``:
+        than the other).
+    """
+    blocks = frame.blocks[["result", "round", "median_us"]]
+    mine = blocks[blocks["result"].isin(other.index)]
+    mine = mine.assign(other=other.loc[mine["result"]].to_numpy())
+    theirs = blocks[blocks["result"].isin(set(other))].rename(columns={"result": "other", "median_us": "other_us"})
+    pairs = mine.merge(theirs, on=["other", "round"])
+    log_ratio = np.log(pairs["median_us"].to_numpy(float) / pairs["other_us"].to_numpy(float))
+    return _judge(pairs.assign(log_ratio=log_ratio), cells["threshold"], practical, level)
 
 
 def paired_ratios(frame: Frame) -> pd.DataFrame:
@@ -239,7 +248,7 @@ def paired_ratios(frame: Frame) -> pd.DataFrame:
     return pairs[["result", "round", "log_ratio"]].reset_index(drop=True)
 
 
-def _baselines(timed: pd.DataFrame) -> pd.Series:
+def baselines(timed: pd.DataFrame) -> pd.Series:
     """The name of what every result is compared with; None, not NaN, where there is nothing."""
     names = {(w, d): baseline_of(w, d) for w, d in set(zip(timed["workload"], timed["device_kind"], strict=True))}
     fixed = [names[key] for key in zip(timed["workload"], timed["device_kind"], strict=True)]
@@ -260,7 +269,7 @@ def _rounds(frame: Frame, timed: pd.DataFrame) -> pd.DataFrame:
             "group": _groups(timed).loc[blocks["result"]].to_numpy(),
             "round": blocks["round"].to_numpy(),
             "median_us": blocks["median_us"].to_numpy(),
-            "baseline": (timed["impl"] == _baselines(timed)).loc[blocks["result"]].to_numpy(),
+            "baseline": (timed["impl"] == baselines(timed)).loc[blocks["result"]].to_numpy(),
             "replica": timed["replica"].loc[blocks["result"]].to_numpy(),
         }
     )
@@ -271,6 +280,32 @@ def _paired(where: pd.DataFrame) -> pd.DataFrame:
     against = where[where["baseline"]].groupby(["group", "round"], sort=False)["median_us"].mean().rename("against")
     pairs = where[~where["baseline"]].join(against, on=["group", "round"], how="inner")
     return pairs.assign(log_ratio=np.log(pairs["median_us"].to_numpy() / pairs["against"].to_numpy()))
+
+
+def _judge(pairs: pd.DataFrame, thresholds: pd.Series, practical: float, level: float) -> pd.DataFrame:
+    """Ratio, interval, p-value, q-value and verdict of every ``result`` in ``pairs``, from its ``log_ratio`` a round."""
+    result, log_ratios = pairs["result"], pairs["log_ratio"].to_numpy(float)
+    e = _estimate(result, log_ratios, level)
+    judged = e.rename(columns={"": "ratio", "_low": "ratio_low", "_high": "ratio_high"}).sort_index()
+    judged.insert(0, "paired_rounds", result.groupby(result).size().reindex(judged.index))
+    threshold = thresholds.reindex(judged.index)
+
+    judged["p_value"] = np.nan
+    log_threshold = np.log1p(threshold)
+    for results, matrix in _by_length(result.to_numpy(), log_ratios):
+        if matrix.shape[1] >= LEAST_ROUNDS:
+            judged.loc[results, "p_value"] = p_beyond(matrix, log_threshold.loc[results].to_numpy())
+    judged["q_value"] = np.nan
+    tested = judged["p_value"].notna()
+    if tested.any():
+        judged.loc[tested, "q_value"] = stats.false_discovery_control(judged.loc[tested, "p_value"].to_numpy())
+
+    low, high, q_value = (judged[c].to_numpy(float) for c in ("ratio_low", "ratio_high", "q_value"))
+    found = verdicts(low, high, q_value, threshold.to_numpy(float), practical)
+    enough = judged["paired_rounds"] >= LEAST_ROUNDS
+    found = [v if ok or v is None else "undecided" for v, ok in zip(found, enough, strict=True)]
+    judged["verdict"] = pd.Series(found, judged.index, dtype="object")
+    return judged
 
 
 def noise_floor(cells: pd.DataFrame) -> float | None:

@@ -23,7 +23,6 @@ from rich.text import Text
 from analysis import roofline, statistics
 from analysis.frame import Frame, from_lines
 from benchmarks.engine.records import Loaded
-from impls.baselines import baseline_of
 from impls.workloads.base import CaseError
 
 
@@ -165,12 +164,9 @@ def _latest(results: pd.DataFrame) -> pd.Series:
 
 def _baselines_of(results: pd.DataFrame, wanted: pd.Series) -> pd.Series:
     """Which results are of the baseline, in the same run and of the same case as a wanted one."""
-    pairs = set(zip(results["workload"], results["device_kind"], strict=True))
-    fixed = {pair: baseline_of(*pair) for pair in pairs}
-    named = [fixed[pair] for pair in zip(results["workload"], results["device_kind"], strict=True)]
     about = ["run", "case", "regime"]
     shared = pd.MultiIndex.from_frame(results[about]).isin(pd.MultiIndex.from_frame(results.loc[wanted, about]))
-    return (results["impl"] == pd.Series(named, results.index, dtype="object")) & shared
+    return (results["impl"] == statistics.baselines(results)) & shared
 
 
 def _work(case: str) -> roofline.Work | str:

@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -220,3 +221,29 @@ def test_noise_floor_is_the_departure_that_most_cells_stay_under(records):
     cells = statistics.compare(from_lines(records.lines))
     assert statistics.noise_floor(cells) == pytest.approx(0.01, abs=0.03)
     assert statistics.noise_floor(cells.iloc[:0]) is None
+
+
+def test_against_another_than_the_baseline_follows_the_same_rules(records):
+    records.paired(CASE, {"xla.jit": 0.5, "tvm.a": 0.505, "tvm.b": 0.6}, rounds=12)
+    loaded = from_lines(records.lines)
+    cells = statistics.compare(loaded)
+    number = {impl: result for result, impl in loaded.results["impl"].items()}
+    other = pd.Series({number[name]: number["xla.jit"] for name in ("tvm.a", "tvm.b", "blas.default")})
+    seen = statistics.against(loaded, cells, other)
+    assert seen["verdict"].to_dict() == {
+        number["tvm.a"]: "tie",
+        number["tvm.b"]: "slower",
+        number["blas.default"]: "slower",
+    }
+    assert seen.loc[number["tvm.b"], "ratio_low"] <= 1.2 <= seen.loc[number["tvm.b"], "ratio_high"]
+    assert seen["paired_rounds"].tolist() == [12, 12, 12]
+
+
+def test_against_without_a_common_round_says_nothing(records):
+    records.result(CASE, "a.a", [1.0, 1.0])
+    records.result(CASE, "a.b", [1.0, 1.0])
+    for block in records.lines[-1]["rounds"]:
+        block["round"] += 2
+    loaded = from_lines(records.lines)
+    first, second = loaded.results.index
+    assert statistics.against(loaded, statistics.compare(loaded), pd.Series({first: second})).empty
