@@ -283,7 +283,7 @@ def _paired(where: pd.DataFrame) -> pd.DataFrame:
 
 
 def _judge(pairs: pd.DataFrame, thresholds: pd.Series, practical: float, level: float) -> pd.DataFrame:
-    """Ratio, interval, p-value, q-value and verdict of every ``result`` in ``pairs``, from its ``log_ratio`` a round."""
+    """Ratio, interval, p-value, q-value and verdict of every ``result`` in ``pairs``, from its log ratios."""
     result, log_ratios = pairs["result"], pairs["log_ratio"].to_numpy(float)
     e = _estimate(result, log_ratios, level)
     judged = e.rename(columns={"": "ratio", "_low": "ratio_low", "_high": "ratio_high"}).sort_index()
