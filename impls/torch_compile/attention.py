@@ -1,0 +1,244 @@
+"""Attention under torch.compile: written out in plain torch, torch's fused operator captured, and FlexAttention.
+
+Backward: AOTAutograd splits the compiled case into a forward and a backward graph. For ``bwd`` the forward graph runs
+when inputs are loaded and its residuals are kept; a call runs the backward graph alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from impls.blas import attention as eager
+from impls.contract import Device, Implementation, Program
+from impls.torch_compile import capture
+from impls.workloads.attention import Attention
+from impls.workloads.base import Case
+from impls.workloads.dtypes import dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class _Compiled(Implementation):
+    """What all variants have in common.
+
+    Attributes:
+        backend, mode: as ``torch.compile`` names them.
+    """
+
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    backend: ClassVar[str] = "inductor"
+    mode: ClassVar[str] = "default"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """TF32, and Inductor without a C++ compiler."""
+        assert isinstance(case, Attention)
+        if case.dtype == "tf32":
+            return "TF32 is a format of GPU tensor cores; torch on a CPU would compute in f32 instead."
+        return capture.lacks_compiler() if self.backend == "inductor" else None
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Captures and compiles the case."""
+        assert isinstance(case, Attention)
+        import torch
+
+        from impls.support import torch_setup
+
+        config = torch_setup.configure(device)
+        work = capture.work_dtype(case.dtype, case.dtype, device)
+        config["computed_in"] = work
+        inner = self._attend(case, work, config)
+        own, wide = torch.float16, torch.float32
+        raised = work != case.dtype
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            if raised:
+                return inner(q.to(wide), k.to(wide), v.to(wide)).to(own).contiguous()
+            return inner(q, k, v).contiguous()
+
+        return _Attention(case, capture.Captured(attend, self.backend, self.mode), config)
+
+    def _attend(self, case: Attention, work: str, config: dict[str, Any]) -> Attend:
+        """O from Q, K, V, each (B, S, H, D) in dtype ``work``; what was chosen goes into ``config``."""
+        raise NotImplementedError
+
+
+class Default(_Compiled, eager.Unfused):
+    """Attention as its definition reads; traffic and workspace are the eager one's, since scores go to memory."""
+
+    name: ClassVar[str] = "torch_compile.default"
+    summary: ClassVar[str] = "torch.compile: two batched products, mask and softmax between them in one C++ kernel"
+
+    def _attend(self, case: Attention, work: str, config: dict[str, Any]) -> Attend:
+        import torch
+
+        b, hq, hkv, sq, sk, d = case.batch, case.hq, case.hkv, case.sq, case.sk, case.d
+        share, scale, masked, window = hq // hkv, 1 / math.sqrt(d), case.mask != "full", case.window
+        config["mask"] = "computed with the softmax" if masked else "none"
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            # The queries of the heads that share a K and V lie below each other: one product per K and V.
+            q = q.view(b, sq, hkv, share, d).permute(0, 2, 3, 1, 4).reshape(b * hkv, share * sq, d)
+            k = k.permute(0, 2, 3, 1).reshape(b * hkv, d, sk)
+            v = v.permute(0, 2, 1, 3).reshape(b * hkv, sk, d)
+            # The products leave in their own dtype; between them everything is f32.
+            scores = torch.bmm(q, k).float() * scale
+            if masked:
+                at = torch.arange(sq)[:, None] + (sk - sq)
+                j = torch.arange(sk)
+                visible = j <= at
+                if window:
+                    visible &= j > at - window
+                scores = scores.view(b * hkv, share, sq, sk).masked_fill(~visible, -math.inf)
+                scores = scores.view(b * hkv, share * sq, sk)
+            o = torch.bmm(torch.softmax(scores, -1).to(v.dtype), v)
+            return o.view(b, hkv, share, sq, d).permute(0, 3, 1, 2, 4).reshape(b, sq, hq, d)
+
+        return attend
+
+
+class MaxAutotune(Default):
+    """The same, where Inductor races its template for batched products against the library when it compiles."""
+
+    name: ClassVar[str] = "torch_compile.max_autotune"
+    summary: ClassVar[str] = "as default, under torch.compile(mode='max-autotune')"
+    mode: ClassVar[str] = "max-autotune"
+
+
+class AotEager(Default):
+    """The control: what capture alone costs or brings."""
+
+    name: ClassVar[str] = "torch_compile.aot_eager"
+    summary: ClassVar[str] = "as default, captured and run operator by operator: no code generated"
+    backend: ClassVar[str] = "aot_eager"
+
+
+class Sdpa(_Compiled, eager.Sdpa):
+    """What ``blas.sdpa`` calls, captured: torch's fused operator stays a library call."""
+
+    name: ClassVar[str] = "torch_compile.sdpa"
+    summary: ClassVar[str] = "torch.compile of scaled_dot_product_attention as blas.sdpa calls it"
+
+
+class Flex(_Compiled):
+    """FlexAttention: masks as functions, blocks that they hide left out."""
+
+    name: ClassVar[str] = "torch_compile.flex"
+    workload: ClassVar[str] = "attention"
+    summary: ClassVar[str] = "flex_attention with a block mask, Inductor's fused C++ template"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Besides the others' reasons, gradients and CPUs that the template is not for."""
+        assert isinstance(case, Attention)
+        if case.direction != "fwd":
+            return "FlexAttention on a CPU computes the forward pass only."
+        if "avx2" not in device.features:
+            return "FlexAttention's template for CPUs needs an x86 CPU with AVX2."
+        return super().refuses(case, device)
+
+    def _attend(self, case: Attention, work: str, config: dict[str, Any]) -> Attend:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        ahead, window, gqa = case.sk - case.sq, case.window, case.hq != case.hkv
+        block_mask = None
+        if case.mask != "full":
+
+            def visible(b: Any, h: Any, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+                seen = j <= i + ahead
+                return seen & (j > i + ahead - window) if window else seen
+
+            block_mask = create_block_mask(visible, None, None, case.sq, case.sk, device="cpu")
+            config["block_mask"] = {"block": list(block_mask.BLOCK_SIZE), "sparsity_percent": block_mask.sparsity()}
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            o = flex_attention(q, k, v, block_mask=block_mask, enable_gqa=gqa)
+            assert not isinstance(o, tuple)
+            return o.transpose(1, 2)
+
+        return attend
+
+
+@dataclass
+class _Loaded:
+    """One input set.
+
+    Attributes:
+        inputs: tensors over the worker's arrays, (B, S, H, D), by name.
+        output: O with its graph and residuals, where only the backward pass is called.
+    """
+
+    inputs: dict[str, torch.Tensor]
+    output: torch.Tensor | None
+
+
+class _Attention(Program):
+    """Forward, backward or both, by one captured function of Q, K and V."""
+
+    def __init__(self, case: Attention, attend: capture.Captured, config: dict[str, Any]) -> None:
+        super().__init__()
+        import torch
+        from torch._functorch import config as autograd_config
+
+        from impls.support import torch_arrays
+
+        self._case, self._attend, self._arrays = case, attend, torch_arrays
+        self._grad = torch.autograd.grad
+        # A donated residual is overwritten by the backward pass, which then runs once only: not where the next call
+        # needs the residuals too.
+        with autograd_config.patch(donated_buffer=case.direction != "bwd"):
+            attend.compile(self._first_call)
+        self.config = config | attend.config
+        self.artefacts = attend.artefacts
+
+    def _first_call(self) -> None:
+        self.run(self.load({n: np.zeros(s.shape, dtype(s.dtype).storage) for n, s in self._case.input_specs().items()}))
+
+    def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """Tensors over the worker's arrays; for the backward pass alone, the forward graph's residuals."""
+        tensors = {name: self._arrays.to_torch(array) for name, array in inputs.items()}
+        if self._case.direction != "fwd":
+            for name in ("Q", "K", "V"):
+                tensors[name].requires_grad_()
+        return _Loaded(tensors, self._forward(tensors) if self._case.direction == "bwd" else None)
+
+    def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """The tensors lie over the worker's arrays; what the forward graph left behind is made anew."""
+        if loaded.output is not None:
+            loaded.output = None  # frees the former residuals first
+            loaded.output = self._forward(loaded.inputs)
+        return loaded
+
+    def run(self, loaded: _Loaded) -> dict[str, torch.Tensor]:
+        """O, or dQ, dK and dV, or all four."""
+        t = loaded.inputs
+        output = loaded.output
+        if output is None:
+            output = self._forward(t)
+            if self._case.direction == "fwd":
+                return {"O": output}
+        # The residuals outlive the call where the next call needs them too.
+        gradients = self._grad(output, (t["Q"], t["K"], t["V"]), t["dO"], retain_graph=loaded.output is not None)
+        dq, dk, dv = (g.contiguous() for g in gradients)
+        results = {"dQ": dq, "dK": dk, "dV": dv}
+        return results if loaded.output is not None else {"O": output} | results
+
+    def read_outputs(self, result: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """The results. RuntimeError where a call was compiled again."""
+        self._attend.assert_compiled_once()
+        return {name: self._arrays.to_numpy(tensor) for name, tensor in result.items()}
+
+    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
+        """The tensors over the worker's arrays."""
+        return {name: self._arrays.to_numpy(tensor) for name, tensor in loaded.inputs.items()}
+
+    def _forward(self, t: dict[str, torch.Tensor]) -> torch.Tensor:
+        output: torch.Tensor = self._attend(t["Q"], t["K"], t["V"])
+        return output

@@ -1,0 +1,182 @@
+"""One captured function: how it is compiled, and what is known of the result.
+
+Owns the capture (one graph or an error, static shapes), cold compile times, the generated code, and the proof that
+nothing was compiled again later. It imports torch inside functions only.
+
+``torch._dynamo.reset()`` also throws away what the worker's other programs run: their next call would compile again,
+and be timed (seen in torch 2.13). Each captured function therefore gets a code object of its own. Dynamo keeps compiled
+code by code object, so that no program meets another's guards or uses up its limit of recompilations, which is what a
+reset per case is for; a reset follows where no program is left alive.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from impls.contract import Device
+
+if TYPE_CHECKING:
+    import torch
+
+_alive: weakref.WeakSet[Captured] = weakref.WeakSet()
+
+
+def lacks_compiler() -> str | None:
+    """Why Inductor cannot generate code for a CPU here, one sentence; None where it can."""
+    compiler = os.environ.get("CXX", "g++")  # where Inductor looks
+    if shutil.which(compiler) is None:
+        return f"Inductor compiles C++ for a CPU, and there is no compiler {compiler}: install g++, or name one in CXX."
+    return None
+
+
+class Captured:
+    """A function under ``torch.compile``, called like the function itself.
+
+    Attributes:
+        config: what is known of the compilation, for a program's ``config``; complete after ``compile``.
+        artefacts: Inductor's generated code by file name.
+    """
+
+    def __init__(self, function: Callable[..., Any], backend: str, mode: str) -> None:
+        """Nothing is compiled yet.
+
+        Args:
+            function: of tensors; its shapes are fixed by its first call.
+            backend: ``inductor`` or ``aot_eager``.
+            mode: of ``torch.compile``: what Inductor may try.
+        """
+        import torch
+
+        if not _alive:
+            torch._dynamo.reset()
+        self.config: dict[str, Any] = {"backend": backend, "mode": mode}
+        self.artefacts: dict[str, str | bytes] = {}
+        self._backend, self._mode = backend, mode
+        self._graphs = 0
+        self._autotuned: list[dict[str, Any]] = []
+        self._call = torch.compile(_with_own_code(function), backend=self._compile_graph, fullgraph=True, dynamic=False)
+        _alive.add(self)
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """What the function returns."""
+        return self._call(*tensors)
+
+    def compile(self, first_call: Callable[[], Any]) -> None:
+        """Compile by a first call, with every cache of Inductor empty; ``compile_s`` in ``config`` is its seconds.
+
+        Raises:
+            RuntimeError: the function became more than one graph.
+        """
+        import torch
+        from torch._inductor import select_algorithm
+        from torch._inductor.utils import fresh_cache
+
+        if self._backend == "inductor":
+            _warm_toolchain(torch.get_num_threads())
+        select_algorithm.add_feedback_saver(self._note_autotuning)
+        try:
+            with fresh_cache():
+                start = time.perf_counter()
+                first_call()
+                seconds = time.perf_counter() - start
+        finally:
+            select_algorithm.clear_feedback_savers()
+        self.assert_compiled_once()
+        # fullgraph=True: a graph break would have been an error.
+        self.config |= {"compile_s": round(seconds, 3), "graphs": self._graphs, "graph_breaks": 0, "recompiles": 0}
+        if self._backend == "inductor":
+            code = "\n".join(str(text) for text in self.artefacts.values())
+            self.config |= {
+                "cpp_kernels": code.count("async_compile.cpp_pybinding("),
+                "cpp_gemm_template": "micro_gemm" in code,
+                "library_calls": sorted(set(re.findall(r"(?:extern_kernels|torch\.ops)\.([\w.]+)\(", code))),
+            }
+        if self._autotuned:
+            self.config["autotuned"] = self._autotuned
+
+    def assert_compiled_once(self) -> None:
+        """RuntimeError where Dynamo compiled the function more than once: a call then included a compilation."""
+        if self._graphs != 1:
+            raise RuntimeError(f"torch.compile made {self._graphs} graphs of a function that should be one.")
+
+    def _compile_graph(self, graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        """What Dynamo calls with each graph it has captured."""
+        self._graphs += 1
+        if self._backend == "aot_eager":
+            from torch._dynamo.backends.debugging import aot_eager
+
+            compiled: Callable[..., Any] = aot_eager(graph, inputs)
+            return compiled
+        import torch
+        from torch._inductor.compile_fx import compile_fx
+
+        # Constants are not folded and weights not packed beforehand: every tensor is an input of the call.
+        patches = dict(torch._inductor.list_mode_options(self._mode)) | {"freezing": False}
+        compiled = compile_fx(graph, inputs, inner_compile=self._compile_code, config_patches=patches)
+        return compiled
+
+    def _compile_code(self, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        """What AOTAutograd calls with the forward pass, and with the backward pass at its first call."""
+        from torch._inductor.compile_fx import compile_fx_inner
+
+        output = compile_fx_inner(graph, inputs, **options)
+        name = "backward.py" if options.get("is_backward") else "forward.py"
+        self.artefacts[name] = output.source_code
+        return output
+
+    def _note_autotuning(self, timings: dict[Any, float], name: str, nodes: Any, choices: Any, *_: Any) -> None:
+        """What Inductor calls with the seconds of every choice it has raced."""
+        raced = {str(getattr(choice, "name", choice)): seconds for choice, seconds in timings.items()}
+        if raced:
+            self._autotuned.append({"operator": name, "chosen": min(raced, key=raced.__getitem__), "of": sorted(raced)})
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function over a code object that no other function has."""
+    assert isinstance(function, types.FunctionType)
+    own = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own
+
+
+@cache
+def _warm_toolchain(threads: int) -> None:
+    """Let Inductor try out the compiler and precompile torch's headers, which it does once per process or machine."""
+    import torch
+    from torch._inductor.utils import fresh_cache
+
+    def increment(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    with fresh_cache():
+        torch.compile(increment, dynamic=False)(torch.zeros(64))
+
+
+def work_dtype(dtype: str, out: str, device: Device) -> str:
+    """The dtype in which a CPU multiplies operands of ``dtype`` for a result of ``out``; the product leaves in it too.
+
+    f16 without f16 arithmetic, and f8e4m3, are raised, which is exact: torch's own products of them are many times
+    slower. Products are accumulated in f32 (i8: i32), and leave in f32 where ``out`` is wider than the operands.
+    """
+    if dtype in ("f32", "i8"):
+        return dtype
+    if out == "bf16" and dtype in ("bf16", "f8e4m3"):
+        return "bf16"
+    # oneDNN multiplies f16 natively on CPUs with one of these.
+    if out == dtype == "f16" and device.features & {"avx512_fp16", "amx_fp16", "fphp", "asimdhp"}:
+        return "f16"
+    return "f32"
