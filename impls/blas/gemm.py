@@ -3,16 +3,18 @@
 Torch reaches two libraries. ``torch.mm`` and its kin (``addmm``, ``bmm``, ``baddbmm``) give f32 to MKL, bf16 and i8 to
 oneDNN, and write into a given output. ``mkldnn::_linear_pointwise`` is oneDNN's inner product with a fused epilogue,
 the operator that torch's own compiler calls for linear layers; it takes f32 and bf16 and allocates its output. Which
-one a case gets is a fixed rule (``_fused_linear``), from races on two cores of an AMD Zen 4 (AVX-512), torch 2.13:
+one a case gets is a fixed rule (``_fused_linear``, ``_work_dtype``) that rests on races on two cores of an AMD Zen 4
+(AVX-512), torch 2.13, compared by CPU time:
 
-- f32 through oneDNN takes 0.85 to 0.9 of MKL's time where M, N, K are multiples of 64 and up to 1024, 0.65 at
-  1023 x 1021 x 1019, 0.55 to 0.65 where M is 2 to 16;
-- but MKL is the faster where M is 1 and B is stored (K, N) (0.45 of oneDNN's time), and where A is stored (K, M) and N
-  is at most 512 (0.75 to 0.95), as oneDNN then transposes first;
-- bf16 goes to oneDNN either way, so that only an activation makes a difference: fused GELU saves a quarter at 1024^3;
-- f16 without f16 arithmetic in the CPU: torch's own kernels reach 1 to 40 GFLOP/s, raising both operands to f32, which
-  is exact, reaches 100 to 200;
-- f8e4m3: raised to bf16, which is exact, it is faster than ``torch._scaled_mm``, which raises it too.
+- f32: MKL takes 1.05 to 1.2 times as long as oneDNN where M is 4 or more (1024^3: 176 against 207 GFLOP/s), 1.5 times
+  at 1023 x 1021 x 1019. But oneDNN takes 2.5 times as long where M is 1 and B is stored (K, N), and up to 1.1 times
+  where A is stored (K, M) and N is at most 512, as it transposes A first;
+- an activation as an operator of its own costs more than any of this: GELU and all, addmm takes 1.2 to 1.4 times as
+  long as the fused operator in f32 and 1.4 to 2 times in bf16, which oneDNN multiplies either way;
+- f16 on a CPU without f16 arithmetic: torch's own kernels stay under 43 GFLOP/s. Raised to f32, which is exact, 200;
+  only with one or two rows and B stored (N, K) is the conversion of B dearer than the product;
+- f8e4m3: ``torch._scaled_mm`` raises its operands with torch's own conversion, 4 ns for an element. Raised to bf16 by a
+  table of its 256 values, 0.7 ns.
 """
 
 from __future__ import annotations
@@ -44,21 +46,26 @@ def _work_dtype(case: Gemm, device: Device) -> str:
         return case.dtype
     if case.out == "bf16" and case.dtype in ("bf16", "f8e4m3"):
         return "bf16"
-    if case.out == case.dtype == "f16" and device.features & _F16_ARITHMETIC:
-        return "f16"
+    if case.out == case.dtype == "f16":
+        few_rows = case.m <= 2 and case.batch == 1 and case.groups is None and case.layout == "nt"
+        if few_rows or device.features & _F16_ARITHMETIC:
+            return "f16"
     return "f32"
 
 
 def _fused_linear(case: Gemm, work: str, m: int) -> bool:
     """Whether a product of ``m`` rows takes oneDNN's fused inner product (evidence: the module's docstring)."""
+    activation = case.epilogue in ("bias+relu", "bias+gelu")
     if case.batch > 1 or work not in ("f32", "bf16"):
         return False
-    if work == "bf16" and case.epilogue not in ("bias+relu", "bias+gelu"):
-        return False
+    if work == "bf16":
+        return activation
     if case.groups is not None and case.k < 1024:
         return False  # its result is copied into the group's rows, which costs more than it saves
     transposed_a, transposed_b = (stored == "t" for stored in case.layout)
-    return not (m == 1 and not transposed_b) and not (transposed_a and case.n <= 512)
+    if m == 1 and not transposed_b:
+        return False
+    return activation or not (transposed_a and case.n <= 512)
 
 
 class Default(Implementation):
@@ -79,20 +86,23 @@ class Default(Implementation):
         return None
 
     def traffic_bytes(self, case: Case) -> int:
-        """Compulsory bytes, and the copies of operands and result where another dtype is multiplied."""
+        """Compulsory bytes, and what is held besides written once and read once."""
         assert isinstance(case, Gemm)
         return case.compulsory_bytes() + 2 * self.workspace_bytes(case)
 
     def workspace_bytes(self, case: Case) -> int:
-        """Bytes of operands and results held in the dtype that is multiplied, where it is not their own."""
+        """Operands and results in the dtype that is multiplied, where it is not their own (f8e4m3: an index of each).
+
+        The device is not known here: f16 is taken to be raised, though a CPU with f16 arithmetic needs no copies.
+        """
         assert isinstance(case, Gemm)
-        # The device is not known here; with f16 arithmetic f16 needs no copies, and this is an upper bound.
-        work = _work_dtype(case, _NO_FEATURES)
+        work = _work_dtype(case, _ANY_CPU)
         if work == "i8":
             return 0
-        specs = [*case.input_specs().values(), *case.output_specs().values()]
-        raised = [s for s in specs if s.dtype not in (work, "i32")]
-        return sum(math.prod(s.shape) * dtype(work).bytes for s in raised)
+        specs = (*case.input_specs().values(), *case.output_specs().values())
+        copied = [s for s in specs if s.dtype not in (work, "i32")]
+        index = sum(4 * math.prod(s.shape) for s in specs if s.dtype == "f8e4m3")
+        return index + sum(math.prod(s.shape) * dtype(work).bytes for s in copied)
 
     def prepare(self, case: Case, device: Device) -> Program:
         """Nothing is compiled: the first call builds oneDNN's primitives."""
@@ -100,7 +110,7 @@ class Default(Implementation):
         return _Product(case, device)
 
 
-_NO_FEATURES = Device("cpu", "", "", 1, 0)
+_ANY_CPU = Device("cpu", "", "", 1, 0)
 
 Step = Callable[[], "torch.Tensor"]
 
@@ -186,11 +196,18 @@ class _Product(Program):
 
     def _raised(self, operand: torch.Tensor, steps: list[Step]) -> torch.Tensor:
         """The operand in the dtype that is multiplied: where it has another, a copy that every call makes anew."""
+        torch = self._torch
         to = self._arrays.torch_dtype(self._work)
         if self._case.dtype == "i8" or operand.dtype == to:
             return operand
-        copy = self._torch.empty_like(operand, dtype=to)
-        steps.append(partial(copy.copy_, operand))
+        copy = torch.empty_like(operand, dtype=to)
+        if operand.dtype != torch.float8_e4m3fn:
+            steps.append(partial(copy.copy_, operand))
+            return copy
+        values = torch.arange(256, dtype=torch.uint8).view(operand.dtype).to(to)
+        index = torch.empty(operand.numel(), dtype=torch.int32)
+        steps.append(partial(index.copy_, operand.view(torch.uint8).flatten()))
+        steps.append(partial(torch.index_select, values, 0, index, out=copy.view(-1)))
         return copy
 
     def _parts(
