@@ -58,6 +58,8 @@ COLD_CACHES_US = 100.0
 
 # Resident memory beyond the plan that a worker may take: room for a compiler.
 HEADROOM_BYTES = 3 * 2**30
+# CUDA's libraries alone take several GiB of the host's, and XLA compiles its candidates there.
+GPU_HEADROOM_BYTES = 24 * 2**30
 # Reading an output copies it at 1 GB/s at the very least; waiting for work looks like a read many times the call.
 READ_ALLOWANCE_US, READ_BYTES_PER_US, READ_AFTER_CALL = 200.0, 1000.0, 5.0
 
@@ -298,8 +300,10 @@ class Trial:
     def _memory_limit(self, worker: Worker, entry: Entry) -> int:
         """Resident bytes at which a worker is ended: what it has, four times the plan, and room for a compiler."""
         planned = memory.footprint(entry.implementation, self.case)
-        host = self.device.memory_bytes if self.device.kind == "cpu" else 64 * 2**30
-        return min(int(memory.USABLE * host), worker.resident_bytes() + 4 * planned + HEADROOM_BYTES)
+        cpu = self.device.kind == "cpu"
+        host = self.device.memory_bytes if cpu else 64 * 2**30
+        headroom = HEADROOM_BYTES if cpu else GPU_HEADROOM_BYTES
+        return min(int(memory.USABLE * host), worker.resident_bytes() + 4 * planned + headroom)
 
     def _load(self, entry: Entry) -> None:
         def load() -> None:

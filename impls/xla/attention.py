@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -28,16 +29,16 @@ _SCORE = 4
 
 
 class _Jitted(Implementation):
-    """What both have in common: XLA on a CPU fuses neither product with the softmax, so the scores go to memory."""
+    """What all have in common: XLA fuses neither product with the softmax, so the scores go to memory."""
 
     workload: ClassVar[str] = "attention"
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def refuses(self, case: Case, device: Device) -> str | None:
         """TF32."""
         assert isinstance(case, Attention)
         if case.dtype == "tf32":
-            return "TF32 is a format of GPU tensor cores; XLA on a CPU would compute in f32 instead."
+            return "jax asks for TF32 product by product; attention is computed in f32 instead."
         return None
 
     def traffic_bytes(self, case: Case) -> int:
@@ -58,9 +59,9 @@ class _Jitted(Implementation):
     def prepare(self, case: Case, device: Device) -> Program:
         """Lowers and compiles the case."""
         assert isinstance(case, Attention)
-        return _Compiled(case, device, self._attend(case))
+        return _Compiled(case, device, self._attend(case, device))
 
-    def _attend(self, case: Attention) -> Attend:
+    def _attend(self, case: Attention, device: Device) -> Attend:
         """O from Q, K, V, each (B, S, H, D), in jax."""
         raise NotImplementedError
 
@@ -71,19 +72,22 @@ class Plain(_Jitted):
     name: ClassVar[str] = "xla.plain"
     summary: ClassVar[str] = "einsum, mask, softmax, einsum in one jax.jit"
 
-    def _attend(self, case: Attention) -> Attend:
+    def _attend(self, case: Attention, device: Device) -> Attend:
         import jax
         import jax.numpy as jnp
 
         shape = (case.batch, case.sq, case.hkv, case.hq // case.hkv, case.d)
         scale = 1 / math.sqrt(case.d)
+        # Narrow operands have nothing to gain from the process-wide "highest", which is for f32.
+        precision = jax.lax.Precision.HIGHEST if case.dtype == "f32" else jax.lax.Precision.DEFAULT
+        einsum = partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            scores = jnp.einsum("bighd,bjgd->bghij", q.reshape(shape), k, preferred_element_type=jnp.float32) * scale
+            scores = einsum("bighd,bjgd->bghij", q.reshape(shape), k) * scale
             if case.mask != "full":
                 scores = jnp.where(_visible(case), scores, -jnp.inf)
             p = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-            o = jnp.einsum("bghij,bjgd->bighd", p, v, preferred_element_type=jnp.float32)
+            o = einsum("bghij,bjgd->bighd", p, v)
             return o.astype(q.dtype).reshape(q.shape)
 
         return attend
@@ -95,7 +99,7 @@ class DotProductAttention(_Jitted):
     name: ClassVar[str] = "xla.dot_product_attention"
     summary: ClassVar[str] = "jax.nn.dot_product_attention"
 
-    def _attend(self, case: Attention) -> Attend:
+    def _attend(self, case: Attention, device: Device) -> Attend:
         import jax
 
         # Its is_causal and local_window_size count from the top left: right only where Sq == Sk.
@@ -109,7 +113,7 @@ class DotProductAttention(_Jitted):
             window = (case.window - 1, 0) if case.mask == "window" else None
             return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window)
 
-        if case.dtype != "f16":
+        if case.dtype != "f16" or device.kind != "cpu":
             return attend
 
         # It asks for the dot algorithm F16_F16_F32, which XLA's CPU backend refuses, although a plain f16 dot is raised
@@ -118,6 +122,46 @@ class DotProductAttention(_Jitted):
             return attend(*(x.astype(np.float32) for x in (q, k, v))).astype(np.float16)
 
         return attend_f16
+
+
+class Cudnn(_Jitted):
+    """cuDNN's fused attention, called by XLA."""
+
+    name: ClassVar[str] = "xla.cudnn"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    summary: ClassVar[str] = 'jax.nn.dot_product_attention(implementation="cudnn")'
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Other dtypes than f16 and bf16, and masks that jax aligns to the top left."""
+        assert isinstance(case, Attention)
+        if case.dtype not in ("f16", "bf16"):
+            return f"cuDNN's fused attention takes f16 and bf16, not {case.dtype}."
+        if case.mask != "full" and case.sq not in (1, case.sk):
+            return "jax aligns cuDNN's causal mask to the top left: with Sq != Sk that is another case."
+        if case.mask == "window" and case.sq == 1:
+            return "jax aligns cuDNN's window to the top left: with one query that is another case."
+        return None
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Fused: compulsory bytes."""
+        return case.compulsory_bytes()
+
+    def workspace_bytes(self, case: Case) -> int:
+        """None that grows with the scores."""
+        return 0
+
+    def _attend(self, case: Attention, device: Device) -> Attend:
+        import jax
+
+        causal = case.mask != "full" and case.sq != 1
+        window = (case.window - 1, 0) if case.mask == "window" else None
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return jax.nn.dot_product_attention(
+                q, k, v, is_causal=causal, local_window_size=window, implementation="cudnn"
+            )
+
+        return attend
 
 
 def _score_bytes(case: Attention) -> int:
@@ -159,6 +203,8 @@ class _Compiled(Program):
 
         self._arrays = jax_arrays
         self._block = jax.block_until_ready
+        self._blocks = device.kind == "cpu"
+        self._last: tuple[jax.Array, ...] | None = None
         self._direction = case.direction
         self._outputs = tuple(case.output_specs())
         self.config = jax_setup.configure(device)
@@ -205,9 +251,18 @@ class _Compiled(Program):
         return self.load(inputs)
 
     def run(self, loaded: _Loaded) -> tuple[jax.Array, ...]:
-        """The case's outputs in their order, complete."""
-        results: tuple[jax.Array, ...] = self._block(self._call(*loaded.arguments))
+        """The case's outputs in their order; on a CPU complete."""
+        results: tuple[jax.Array, ...] = self._call(*loaded.arguments)
+        if self._blocks:
+            return self._block(results)
+        self._last = results
         return results
+
+    def synchronize(self) -> None:
+        """Wait for the last call: XLA runs calls in their order."""
+        if self._last is not None:
+            self._block(self._last)
+            self._last = None
 
     def read_outputs(self, result: tuple[jax.Array, ...]) -> dict[str, np.ndarray]:
         """The outputs on the host."""

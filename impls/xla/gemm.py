@@ -3,6 +3,9 @@
 The product is asked for in f32 (i32 for int8), the epilogue follows there and the result is rounded once at the end:
 asked for a bf16 or f16 product directly, XLA's CPU backend raises the operands to f32 first and takes twice as long.
 f8e4m3 is raised to bf16, which is exact and keeps the bf16 instructions.
+
+On a GPU the product is asked for in the output dtype, as XLA then hands it to one kernel without a pass of its own for
+rounding; f8 is multiplied as it is, with jax's default precision for fast accumulation and its highest for promoted.
 """
 
 from __future__ import annotations
@@ -27,12 +30,14 @@ class Default(Implementation):
 
     name: ClassVar[str] = "xla.default"
     workload: ClassVar[str] = "gemm"
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     summary: ClassVar[str] = "jax.jit of a dot with its epilogue"
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """TF32, and accumulation that is not in f32 or i32."""
+        """Accumulation that jax cannot ask for, and TF32 on a CPU."""
         assert isinstance(case, Gemm)
+        if device.kind == "cuda":
+            return "XLA accumulates f16 in f32 on a GPU and offers no acc=f16." if case.acc == "f16" else None
         if case.dtype == "tf32":
             return "TF32 is a format of GPU tensor cores; XLA on a CPU would compute in f32 instead."
         if case.acc not in ("f32", "i32"):
@@ -66,6 +71,8 @@ class RaggedDot(Default):
         assert isinstance(case, Gemm)
         if case.groups is None:
             return "jax.lax.ragged_dot is for grouped products only; xla.default has the others."
+        if case.dtype == "tf32":
+            return "jax.lax.ragged_dot takes no TF32."
         return super().refuses(case, device)
 
     def workspace_bytes(self, case: Case) -> int:
@@ -89,13 +96,15 @@ class _Product(Program):
         from impls.support import jax_arrays, jax_setup
 
         self._arrays = jax_arrays
+        self._blocks = device.kind == "cpu"
         self.config = jax_setup.configure(device)
         if case.groups is not None:
             self.config["group_sizes"] = "read at run time" if ragged else "compiled in"
         specs = case.input_specs()
         avals = {name: jax.ShapeDtypeStruct(s.shape, jax_arrays.jax_dtype(s.dtype)) for name, s in specs.items()}
-        compiled = jax.jit(lambda **inputs: _gemm(case, ragged, inputs)).lower(**avals).compile()
+        compiled = jax.jit(lambda **inputs: _gemm(case, device.kind, ragged, inputs)).lower(**avals).compile()
         self._call = compiled
+        self._last: jax.Array | None = None
         self.artefacts["optimized_hlo.txt"] = compiled.as_text()
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -107,9 +116,16 @@ class _Product(Program):
         return self.load(inputs)
 
     def run(self, loaded: dict[str, jax.Array]) -> jax.Array:
-        """C, complete."""
+        """C; on a CPU complete."""
         result: jax.Array = self._call(**loaded)
-        return result.block_until_ready()
+        self._last = result
+        return result.block_until_ready() if self._blocks else result
+
+    def synchronize(self) -> None:
+        """Wait for the last call: XLA runs calls in their order."""
+        if self._last is not None:
+            self._last.block_until_ready()
+            self._last = None
 
     def read_outputs(self, result: jax.Array) -> dict[str, np.ndarray]:
         """C."""
@@ -120,32 +136,42 @@ class _Product(Program):
         return {name: self._arrays.to_numpy(array) for name, array in loaded.items()}
 
 
-def _gemm(case: Gemm, ragged: bool, inputs: Mapping[str, Any]) -> jax.Array:
+def _gemm(case: Gemm, device_kind: str, ragged: bool, inputs: Mapping[str, Any]) -> jax.Array:
     """The case as a jax function of its inputs by name."""
     import jax
     import jax.numpy as jnp
 
     a, b = inputs["A"], inputs["B"]
-    if case.dtype == "f8e4m3":
+    gpu = device_kind == "cuda"
+    if case.dtype == "f8e4m3" and not gpu:
         a, b = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
     wide = jnp.int32 if case.dtype == "i8" else jnp.float32
+    product = dtype(case.out).storage if gpu else wide
+    precision: Any = None
+    if gpu and case.dtype == "tf32":
+        precision = jax.lax.DotAlgorithmPreset.TF32_TF32_F32
+    elif gpu and case.dtype != "f32" and (case.dtype, case.acc) != ("f8e4m3", "f32"):
+        # Narrow operands have nothing to gain from the process-wide "highest"; f8's fast accumulation is the default.
+        precision = jax.lax.Precision.DEFAULT
     # Counted from the end, so that they hold with and without a batch or group axis.
     a_k, b_k = (-1 if case.layout[0] == "n" else -2), (-2 if case.layout[1] == "n" else -1)
 
     def dot(x: jax.Array, y: jax.Array) -> jax.Array:
         batch = tuple(range(x.ndim - 2))
         numbers = (((x.ndim + a_k,), (y.ndim + b_k,)), (batch, batch))
-        return jax.lax.dot_general(x, y, numbers, preferred_element_type=wide)
+        return jax.lax.dot_general(x, y, numbers, precision=precision, preferred_element_type=product)
 
     if case.groups is None:
         c = dot(a, b)
     elif ragged:
         b = b if b_k == -2 else b.mT
-        c = jax.lax.ragged_dot(a, b, inputs["group_sizes"], preferred_element_type=wide)
+        c = jax.lax.ragged_dot(a, b, inputs["group_sizes"], preferred_element_type=product)
     else:
         groups = enumerate(zip(case.groups, accumulate(case.groups), strict=True))
         parts = [dot(a[stop - rows : stop], b[g]) for g, (rows, stop) in groups if rows]
         c = jnp.concatenate(parts)
+    if case.epilogue != "none":
+        c = c.astype(wide)
     if "bias" in inputs:
         c = c + inputs["bias"].astype(wide)
     if "residual" in inputs:

@@ -1,0 +1,240 @@
+"""GEMM by cuBLASLt on a GPU: the library's first choice, and the best of its candidates found beforehand.
+
+Owns how a row-major case is put to a column-major library: C^T = op(B^T) op(A^T), so that cuBLASLt's first operand is
+our B and D's rows are our columns, along which its bias runs. Epilogues are the library's own. A grouped case is one
+product per group, launched one after the other. f8 wants both operands K-major (layout nt).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from impls.contract import Device, Implementation, Program, Unsupported
+from impls.workloads.base import Case
+from impls.workloads.dtypes import dtype
+from impls.workloads.gemm import Gemm
+
+if TYPE_CHECKING:
+    import torch
+
+    from impls.cublas.kernels.lt import Candidate, Problem
+
+WORKSPACE_BYTES = 32 * 2**20
+_TUNED = Path(__file__).parent / "tuned"
+
+
+class Default(Implementation):
+    """The baseline of GEMM on a GPU."""
+
+    name: ClassVar[str] = "cublas.default"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    summary: ClassVar[str] = "cuBLASLt, the heuristic's first algorithm, epilogue fused"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """f8 in other layouts than nt, or of sizes that are no multiples of 16."""
+        assert isinstance(case, Gemm)
+        if case.dtype == "f8e4m3":
+            if case.layout != "nt":
+                return "cuBLASLt multiplies f8 with both operands K-major only: ask for layout nt."
+            if case.k % 16 or case.n % 16:
+                return "cuBLASLt multiplies f8 where K and N are multiples of 16."
+        if case.dtype == "i8" and case.epilogue != "none":
+            return "cuBLASLt has no epilogue for i32 outputs."
+        return None
+
+    def workspace_bytes(self, case: Case) -> int:
+        """What the vendor advises for Hopper."""
+        return WORKSPACE_BYTES
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Nothing is compiled: the heuristic answers when the first inputs are loaded."""
+        assert isinstance(case, Gemm)
+        return Product(case)
+
+
+class Searched(Default):
+    """What a careful user of the library gets: all candidates timed once, the best kept."""
+
+    name: ClassVar[str] = "cublas.searched"
+    summary: ClassVar[str] = "cuBLASLt, the fastest of its candidates on this device, searched beforehand"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """What nobody has searched on this device, and groups."""
+        assert isinstance(case, Gemm)
+        if case.groups is not None:
+            return "Grouped products are not searched: cublas.default has them."
+        reason = super().refuses(case, device)
+        if reason is None and case.id not in _choices(device.name).get("cases", {}):
+            reason = "No algorithm has been searched for this case on this device: run python -m benchmarks.tune."
+        return reason
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """The algorithm that was chosen.
+
+        Raises:
+            Unsupported: it was chosen with another cuBLASLt.
+        """
+        assert isinstance(case, Gemm)
+        import torch  # noqa: F401 (loads the library)
+
+        from impls.cublas.kernels import lt
+
+        choices = _choices(device.name)
+        if choices["cublaslt"] != lt.version():
+            raise Unsupported(
+                f"It was searched with cuBLASLt {choices['cublaslt']}; here is {lt.version()}: search again."
+            )
+        return Product(case, lt.Candidate(**choices["cases"][case.id]["candidate"]))
+
+
+def tuned_file(device_name: str) -> Path:
+    """Where the choices for a device are kept: ``NVIDIA H200`` -> ``tuned/h200.json``."""
+    return _TUNED / (re.sub(r"[^a-z0-9]+", "-", device_name.lower().removeprefix("nvidia")).strip("-") + ".json")
+
+
+@cache
+def _choices(device_name: str) -> dict[str, Any]:
+    file = tuned_file(device_name)
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+@dataclass
+class _Loaded:
+    """One input set on the device, and the launches of one call over it."""
+
+    inputs: dict[str, torch.Tensor]
+    output: torch.Tensor
+    launches: list[Callable[[], None]]
+
+
+class Product(Program):
+    """One case over cuBLASLt, by the given algorithm or by the heuristic's first."""
+
+    def __init__(self, case: Gemm, chosen: Candidate | None = None) -> None:
+        super().__init__()
+        import torch
+
+        from impls.cublas.kernels import lt
+        from impls.support import torch_arrays
+
+        torch.cuda.init()
+        self._torch, self._lt, self._arrays = torch, lt, torch_arrays
+        self._case = case
+        # What each problem is given, so that both input sets are computed by the same kernel.
+        self._chosen: dict[Problem, Candidate] = {problem: chosen for problem, _ in _problems(case) if chosen}
+        self.config = {"cublaslt": lt.version(), "workspace_bytes": lt.WORKSPACE_BYTES}
+        self._workspace = torch.empty(lt.WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+
+    def candidates(self, most: int) -> list[Candidate]:
+        """The heuristic's algorithms for an ungrouped case, in its order."""
+        [(problem, _)] = _problems(self._case)
+        found: list[Candidate] = self._lt.Product(problem, self._workspace.data_ptr()).candidates(most)
+        return found
+
+    def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """Copies on the device, a new output, descriptors over both."""
+        tensors = {name: self._arrays.to_torch(array).cuda() for name, array in inputs.items()}
+        spec = self._case.output_specs()["C"]
+        output = self._torch.empty(spec.shape, dtype=self._arrays.torch_dtype(spec.dtype), device="cuda")
+        return self._bound(tensors, output)
+
+    def rebound(self, loaded: _Loaded, candidate: Candidate) -> _Loaded:
+        """The same inputs and output, computed by another algorithm: what a search times."""
+        [(problem, _)] = _problems(self._case)
+        self._chosen[problem] = candidate
+        return self._bound(loaded.inputs, loaded.output)
+
+    def _bound(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> _Loaded:
+        bias = tensors["bias"].data_ptr() if "bias" in tensors else 0
+        c = tensors.get("residual", output)
+        launches = []
+        for problem, (a, b, d) in _problems(self._case):
+            product = self._lt.Product(problem, bias)
+            addresses = (
+                tensors["B"].data_ptr() + b * dtype(self._case.dtype).bytes,
+                tensors["A"].data_ptr() + a * dtype(self._case.dtype).bytes,
+                c.data_ptr() + d * dtype(self._case.out).bytes,
+                output.data_ptr() + d * dtype(self._case.out).bytes,
+            )
+            candidate = self._candidate(problem, product)
+            launches.append(product.launcher(candidate, addresses, self._workspace.data_ptr(), 0))
+        return _Loaded(tensors, output, launches)
+
+    def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """In place."""
+        for name, tensor in loaded.inputs.items():
+            tensor.copy_(self._arrays.to_torch(inputs[name]))
+        return loaded
+
+    def run(self, loaded: _Loaded) -> torch.Tensor:
+        """C."""
+        for launch in loaded.launches:
+            launch()
+        return loaded.output
+
+    def poison(self, loaded: _Loaded) -> None:
+        """NaN into C."""
+        self._arrays.poison(loaded.output)
+
+    def read_outputs(self, result: torch.Tensor) -> dict[str, np.ndarray]:
+        """C."""
+        return {"C": self._arrays.to_numpy(result)}
+
+    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
+        """The copies."""
+        return {name: self._arrays.to_numpy(tensor) for name, tensor in loaded.inputs.items()}
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Give the memory back to the device: torch would keep it."""
+        del self._workspace
+        self._torch.cuda.empty_cache()
+
+    def _candidate(self, problem: Problem, product: Any) -> Candidate:
+        if problem not in self._chosen:
+            candidates = product.candidates(1)
+            if not candidates:
+                raise Unsupported("cuBLASLt's heuristic has no algorithm for this case.")
+            self._chosen[problem] = candidates[0]
+        self.config["algorithm"] = self._chosen[problem].config()
+        return self._chosen[problem]
+
+
+def _problems(case: Gemm) -> Iterator[tuple[Problem, tuple[int, int, int]]]:
+    """The products of a case, each with the first elements of A, B and C that it takes. Empty groups have none."""
+    from impls.cublas.kernels.lt import Matrix, Problem
+
+    m, n, k = case.m, case.n, case.k
+    groups = [(0, m, 0)]
+    if case.groups is not None:
+        ends = accumulate(case.groups)
+        groups = [(end - rows, rows, g) for g, (rows, end) in enumerate(zip(case.groups, ends, strict=True)) if rows]
+    a_transposed, b_transposed = (stored == "t" for stored in case.layout)
+    for first, rows, group in groups:
+        # Stored rows are columns here: A (M, K) is K x M with leading dimension K, and so on.
+        a = Matrix(case.dtype, rows, k, rows, m * k) if a_transposed else Matrix(case.dtype, k, rows, k, m * k)
+        b = Matrix(case.dtype, k, n, k, n * k) if b_transposed else Matrix(case.dtype, n, k, n, n * k)
+        problem = Problem(
+            a=b,
+            b=a,
+            d=Matrix(case.out, n, rows, n, m * n),
+            transpose_a=b_transposed,
+            transpose_b=a_transposed,
+            batch=case.batch,
+            acc=case.acc,
+            epilogue=case.epilogue,
+        )
+        yield problem, (first * k, group * n * k, first * n)

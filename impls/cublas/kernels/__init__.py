@@ -1,0 +1,1 @@
+"""cuBLASLt's C interface and what is built on it."""
