@@ -20,10 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from impls.ceilings import cpu_ceiling_cases
+from impls.ceilings import cpu_ceiling_cases, gpu_ceiling_cases
 from impls.contract import Device
 from impls.workloads.base import Case
-from impls.workloads.ceiling import RATE_DTYPES, Ceiling
+from impls.workloads.ceiling import Ceiling
 
 
 class NoDevice(LookupError):
@@ -567,12 +567,10 @@ def ceiling_cases(device: Device, dtypes: Iterable[str]) -> tuple[Ceiling, ...]:
     """The ceilings that cases of these dtypes are held against on this device.
 
     Rates per dtype, exponentials, the launch floor, and read and copy bandwidth: of every memory level on a CPU, of
-    2 GiB on a GPU.
+    single cold passes by size on a GPU.
     """
     if device.kind == "cpu":
         labels = {(1, "data"): "L1d", (1, "unified"): "L1d", (2, "unified"): "L2", (3, "unified"): "L3"}
         caches = {labels[c.level, c.kind]: c.bytes * c.instances for c in cpu().caches if (c.level, c.kind) in labels}
         return tuple(cpu_ceiling_cases(caches, device.threads, dtypes))
-    cases = [Ceiling("launch"), Ceiling("exp", dtype="f32")]
-    cases += [Ceiling("rate", dtype=d) for d in dtypes if d in RATE_DTYPES]
-    return (*cases, Ceiling("read", bytes=2 << 30), Ceiling("copy", bytes=1 << 30))
+    return tuple(gpu_ceiling_cases(dtypes))

@@ -1,10 +1,11 @@
-"""Measured ceilings of a CPU: multiply-adds per dtype, exponentials, bandwidth per memory level, the least call.
+"""Measured ceilings: multiply-adds per dtype, exponentials, bandwidth per memory level, the least call.
 
-Owns which sizes and repeats are worth measuring on a CPU. What each probe computes is defined by
-``impls.workloads.ceiling``; modules here say which of them run, ``kernels`` holds how: LLVM IR written by hand,
-compiled for the host by llvmlite (wheels on PyPI: nobody needs a compiler), run on one pinned thread per CPU.
+Owns which sizes and repeats are worth measuring, on a CPU and on a GPU. What each
+probe computes is defined by ``impls.workloads.ceiling``; modules here say which of them run. ``kernels`` holds how on a
+CPU: LLVM IR written by hand, compiled for the host by llvmlite (wheels on PyPI: nobody needs a compiler), run on one
+pinned thread per CPU; ``cuda`` holds how on a GPU.
 
-Why not an existing tool:
+Why not an existing tool, on a CPU:
 
 - ``carm-roofline`` 1.5 (PyPI) writes, compiles and runs micro-benchmarks for load, store, add and FMA in f32, f64 and
   bf16 (AVX-512 BF16). It needs a C compiler on the user's machine; it has no i8 dot products, no AMX, no exponentials;
@@ -62,6 +63,26 @@ def cpu_ceiling_cases(caches: Mapping[str, int], threads: int, dtypes: Iterable[
             above = size
     last = caches.get("L3", 0)
     return cases + _both(max(min(4 * last, _GIB), 2 * last, 512 * _MIB), threads * _GIB // 2)
+
+
+# Repeats that take some 3 ms on an H200: long against the last block's work, short enough to run at full clocks.
+_GPU_RATE_REPEATS = {"f32": 6 << 16, "tf32": 40 << 16, "f16": 80 << 16, "bf16": 80 << 16}
+_GPU_NARROW_REPEATS = 160 << 16
+_GPU_EXP_REPEATS = 40 << 16
+# Bytes of one cold pass: R(bytes), from a decode step's activations to a cache of keys and values.
+_GPU_SIZES_MIB = (4, 16, 64, 128, 256, 512)
+
+
+def gpu_ceiling_cases(dtypes: Iterable[str]) -> list[Ceiling]:
+    """The ceilings worth measuring on a GPU: rates, exponentials, the launch, and single cold passes by size."""
+    cases = [Ceiling("launch"), Ceiling("exp", dtype=EXP_DTYPES[0], repeats=_GPU_EXP_REPEATS)]
+    cases += [
+        Ceiling("rate", dtype=d, repeats=_GPU_RATE_REPEATS.get(d, _GPU_NARROW_REPEATS))
+        for d in dict.fromkeys(dtypes)
+        if d in RATE_DTYPES and d != "f64"
+    ]
+    cases += [Ceiling("read", bytes=size * _MIB, repeats=1) for size in _GPU_SIZES_MIB]
+    return cases + [Ceiling("copy", bytes=size * _MIB // 2, repeats=1) for size in _GPU_SIZES_MIB]
 
 
 def _both(working_set: int, traffic: int) -> list[Ceiling]:

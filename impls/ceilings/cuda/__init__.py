@@ -1,0 +1,1 @@
+"""Probes for NVIDIA GPUs: CUDA C++ compiled at run time by NVRTC, launched through the driver."""

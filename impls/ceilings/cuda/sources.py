@@ -1,0 +1,300 @@
+"""CUDA C++ of the probes, for sm_90a.
+
+Owns the kernels' text. All end alike: every block adds its share to totals in memory (integers, so that the order does
+not matter; doubles for exponentials), and the last block to arrive writes the output and clears the totals for the next
+call. Arguments are 64 bits wide.
+
+The tensor-core kernel keeps both operands in shared memory, 128-byte rows with the 128-byte swizzle that ``wgmma``
+reads, and accumulators in registers: m64n256, B's 64 columns four times, so that each instruction does four repeats and
+shared memory is read at 80 of 128 bytes a cycle. Two warpgroups take turns, so that one's conversions hide behind the
+other's products. 8-bit operands are laid twice along K, which fills the 128-byte row and does two repeats more at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_FINISH = r"""
+// True in all threads of the block that arrives last.
+__device__ bool last_block(unsigned long long *ticket) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(ticket, 1ull) == gridDim.x - 1;
+    __syncthreads();
+    if (last) { __threadfence(); if (threadIdx.x == 0) *ticket = 0; }
+    return last;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Wgmma:
+    """One instruction shape of the rate probe.
+
+    Attributes:
+        name: what follows m64n256 in its mnemonic.
+        tail: immediates after the descriptors.
+        blocks: 128-byte blocks along K that an operand's 64 elements fill.
+        copies: how often the operands are laid along K.
+        flush: iterations after which accumulators are converted, so that they stay exact; 0 for never.
+    """
+
+    name: str
+    tail: str
+    blocks: int
+    copies: int
+    flush: int
+
+    @property
+    def repeats(self) -> int:
+        """Repeats of the case's product in one iteration over K."""
+        return 4 * self.copies
+
+
+# With operands in [-63, 63], four columns' sums of 16 repeats stay below 4 * 16 * 64 * 63^2 < 2^24. f8 in [-7, 7] in
+# an accumulator of 14 bits: four repeats, 4 * 64 * 7^2 < 2^14 (see impls.workloads.ceiling).
+WGMMA = {
+    "f16": Wgmma("k16.f32.f16.f16", ", p, 1, 1, 0, 0", 1, 1, 16),
+    "bf16": Wgmma("k16.f32.bf16.bf16", ", p, 1, 1, 0, 0", 1, 1, 16),
+    "tf32": Wgmma("k8.f32.tf32.tf32", ", p, 1, 1", 2, 1, 16),
+    "f8e4m3": Wgmma("k32.f32.e4m3.e4m3", ", p, 1, 1", 1, 2, 2),
+    "i8": Wgmma("k32.s32.s8.s8", ", p", 1, 2, 0),
+}
+WGMMA_THREADS = 256
+_ROWS, _COLUMNS, _ROW_BYTES = 64, 256, 128
+
+
+def wgmma_shared(shape: Wgmma) -> int:
+    """Bytes of shared memory: both operands, and room to align them to 1024."""
+    return (_ROWS + _COLUMNS) * _ROW_BYTES * shape.blocks + 1024
+
+
+def wgmma(shape: Wgmma) -> str:
+    """``rate(A, B, totals, ticket, C, iterations)``: A and B are the images that ``layout`` makes."""
+    kind, constraint = ("int", "r") if "s32" in shape.name else ("float", "f")
+    registers = ", ".join(f"%{i}" for i in range(128))
+    outputs = ", ".join(f'"+{constraint}"(d[{i}])' for i in range(128))
+    body = f"{{ .reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256{shape.name} "
+    body += f"{{{registers}}}, %128, %129{shape.tail}; }}"
+    convert = "d[j] + d[j + 32] + d[j + 64] + d[j + 96]"
+    if kind == "float":
+        convert = f"__float2int_rn(({convert.replace(' + d[j + 64]', ') + (d[j + 64]')}))"
+    return (
+        _FINISH
+        + rf"""
+__device__ __forceinline__ void mma({kind} (&d)[128], unsigned long long a, unsigned long long b, int keep) {{
+    asm volatile("{body}" : {outputs} : "l"(a), "l"(b), "r"(keep));
+}}
+
+extern "C" __global__ void __launch_bounds__({WGMMA_THREADS}, 1) rate(
+    const uint4 *a, const uint4 *b, unsigned int *totals, unsigned long long *ticket, int *c,
+    unsigned long long iterations) {{
+    extern __shared__ unsigned char raw[];
+    unsigned int base = (unsigned int)__cvta_generic_to_shared(raw);
+    unsigned int aligned = (base + 1023) & ~1023u;
+    uint4 *shared = (uint4 *)(raw + (aligned - base));
+    const int a_words = {_ROWS * _ROW_BYTES * shape.blocks // 16};
+    const int b_words = {_COLUMNS * _ROW_BYTES * shape.blocks // 16};
+    for (int i = threadIdx.x; i < a_words; i += {WGMMA_THREADS}) shared[i] = a[i];
+    for (int i = threadIdx.x; i < b_words; i += {WGMMA_THREADS}) shared[a_words + i] = b[i];
+    asm volatile("fence.proxy.async.shared::cta;");
+    __syncthreads();
+    // Matrix descriptor: address, 1024 bytes between groups of eight rows, 128-byte swizzle (PTX ISA, wgmma).
+    unsigned long long form = (1ull << 62) | (64ull << 32) | (1ull << 16);
+    unsigned long long at = form | ((aligned & 0x3ffff) >> 4);
+    unsigned long long bt = form | (((aligned + {_ROWS * _ROW_BYTES * shape.blocks}) & 0x3ffff) >> 4);
+    unsigned int worker = 2 * blockIdx.x + threadIdx.x / 128, workers = 2 * gridDim.x;
+    unsigned long long mine = iterations / workers + (worker < iterations % workers);
+    int sums[32];
+    {kind} d[128];
+    #pragma unroll
+    for (int j = 0; j < 32; j++) sums[j] = 0;
+    #pragma unroll
+    for (int j = 0; j < 128; j++) d[j] = 0;
+    while (mine) {{
+        unsigned long long chunk = {"mine" if shape.flush == 0 else f"mine < {shape.flush} ? mine : {shape.flush}"};
+        for (unsigned long long u = 0; u < chunk; u++) {{
+            asm volatile("wgmma.fence.sync.aligned;");
+            #pragma unroll
+            for (int block = 0; block < {shape.blocks}; block++) {{
+                #pragma unroll
+                for (int step = 0; step < 4; step++) {{
+                    mma(d, at + block * {_ROWS * _ROW_BYTES // 16} + 2 * step,
+                        bt + block * {_COLUMNS * _ROW_BYTES // 16} + 2 * step, u || block || step);
+                }}
+            }}
+            asm volatile("wgmma.commit_group.sync.aligned;");
+        }}
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        mine -= chunk;
+        #pragma unroll
+        for (int j = 0; j < 32; j++) sums[j] += {convert};
+    }}
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    #pragma unroll
+    for (int j = 0; j < 32; j++) {{
+        int row = 16 * warp + lane / 4 + 8 * (j / 2 % 2), column = 8 * (j / 4) + 2 * (lane % 4) + j % 2;
+        atomicAdd(&totals[64 * row + column], (unsigned int)sums[j]);
+    }}
+    if (last_block(ticket)) {{
+        for (int i = threadIdx.x; i < 4096; i += {WGMMA_THREADS}) {{
+            c[i] = __ldcg(&totals[i]) & 0x7fffffff;
+            totals[i] = 0;
+        }}
+    }}
+}}
+"""
+    )
+
+
+FMA_THREADS = 384
+#: ``multiply_add(A, B, totals, ticket, C, repeats)``: f32, groups of 64 threads, 8 x 8 elements of C to a thread.
+FMA = (
+    _FINISH
+    + r"""
+extern "C" __global__ void __launch_bounds__(384, 1) multiply_add(
+    const float *a, const float *b, unsigned int *totals, unsigned long long *ticket, int *c,
+    unsigned long long repeats) {
+    __shared__ __align__(16) float at[64][64], bt[64][64];  // k first in both
+    for (int i = threadIdx.x; i < 4096; i += 384) { at[i % 64][i / 64] = a[i]; bt[i / 64][i % 64] = b[i]; }
+    __syncthreads();
+    int y = threadIdx.x % 64 / 8 * 4, x = threadIdx.x % 8 * 4;
+    unsigned int worker = 6 * blockIdx.x + threadIdx.x / 64, workers = 6 * gridDim.x;
+    unsigned long long mine = repeats / workers + (worker < repeats % workers);
+    int sums[8][8] = {};
+    while (mine) {
+        // 64 repeats stay below 2^24.
+        int chunk = mine < 64 ? (int)mine : 64;
+        mine -= chunk;
+        float d[8][8] = {};
+        for (int r = 0; r < chunk; r++) {
+            #pragma unroll 8
+            for (int k = 0; k < 64; k++) {
+                float4 a0 = *(const float4 *)&at[k][y], a1 = *(const float4 *)&at[k][32 + y];
+                float4 b0 = *(const float4 *)&bt[k][x], b1 = *(const float4 *)&bt[k][32 + x];
+                float u[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w};
+                float v[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
+                #pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    #pragma unroll
+                    for (int j = 0; j < 8; j++) d[i][j] = fmaf(u[i], v[j], d[i][j]);
+                }
+            }
+        }
+        #pragma unroll
+        for (int i = 0; i < 8; i++) {
+            #pragma unroll
+            for (int j = 0; j < 8; j++) sums[i][j] += __float2int_rn(d[i][j]);
+        }
+    }
+    #pragma unroll
+    for (int i = 0; i < 8; i++) {
+        #pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int row = i / 4 * 32 + y + i % 4, column = j / 4 * 32 + x + j % 4;
+            atomicAdd(&totals[64 * row + column], (unsigned int)sums[i][j]);
+        }
+    }
+    if (last_block(ticket)) {
+        for (int i = threadIdx.x; i < 4096; i += 384) { c[i] = __ldcg(&totals[i]) & 0x7fffffff; totals[i] = 0; }
+    }
+}
+"""
+)
+
+EXP_THREADS = 256
+#: ``exponentials(X, totals, ticket, Y, blocks)``: every thread one element, over its share of the blocks of 64 shifts.
+EXP = (
+    _FINISH
+    + r"""
+extern "C" __global__ void __launch_bounds__(256, 4) exponentials(
+    const float *x, double *totals, unsigned long long *ticket, float *y, unsigned long long blocks) {
+    unsigned int thread = blockIdx.x * 256 + threadIdx.x, slots = gridDim.x / 16, slot = thread / 4096;
+    float scaled = x[thread % 4096] * 1.44269504f;
+    unsigned long long mine = blocks / slots + (slot < blocks % slots);
+    double total = 0;
+    while (mine) {
+        int chunk = mine < 128 ? (int)mine : 128;  // 2^13 terms
+        mine -= chunk;
+        float sum = 0;
+        for (int u = 0; u < chunk; u++) {
+            float moved = scaled;
+            #pragma unroll 1
+            for (int q = 0; q < 4; q++, moved -= 1.44269504f / 4) {
+                #pragma unroll
+                for (int r = 0; r < 16; r++) {
+                    float e;
+                    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(moved - r * (1.44269504f / 64)));
+                    sum += e;
+                }
+            }
+        }
+        total += sum;
+    }
+    atomicAdd(&totals[thread % 4096], total);
+    if (last_block(ticket)) {
+        for (int i = threadIdx.x; i < 4096; i += 256) { y[i] = (float)__ldcg(&totals[i]); totals[i] = 0; }
+    }
+}
+"""
+)
+
+STREAM_THREADS = 256
+#: ``read(X, total, ticket, Y, words, repeats)`` and ``copy(X, Y, words, repeats)``, words of 16 bytes.
+STREAM = (
+    _FINISH
+    + r"""
+__device__ __forceinline__ uint4 load(const uint4 *p) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+extern "C" __global__ void __launch_bounds__(256) read(
+    const uint4 *x, unsigned int *total, unsigned long long *ticket, int *y, unsigned long long words,
+    unsigned long long repeats) {
+    unsigned int sum = 0;
+    unsigned long long stride = (unsigned long long)gridDim.x * 256, first = blockIdx.x * 256ull + threadIdx.x;
+    for (unsigned long long r = 0; r < repeats; r++) {
+        unsigned long long i = first;
+        for (; i + 7 * stride < words; i += 8 * stride) {
+            uint4 v[8];
+            #pragma unroll
+            for (int u = 0; u < 8; u++) v[u] = load(x + i + u * stride);
+            #pragma unroll
+            for (int u = 0; u < 8; u++) sum += v[u].x + v[u].y + v[u].z + v[u].w;
+        }
+        for (; i < words; i += stride) { uint4 v = load(x + i); sum += v.x + v.y + v.z + v.w; }
+    }
+    for (int o = 16; o; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+    __shared__ unsigned int of_warp[8];
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int w = 1; w < 8; w++) sum += of_warp[w];
+        atomicAdd(total, sum);
+    }
+    if (last_block(ticket) && threadIdx.x == 0) { *y = __ldcg(total) & 0x7fffffff; *total = 0; }
+}
+
+extern "C" __global__ void __launch_bounds__(256) copy(
+    const uint4 *x, uint4 *y, unsigned long long words, unsigned long long repeats) {
+    unsigned long long stride = (unsigned long long)gridDim.x * 256, first = blockIdx.x * 256ull + threadIdx.x;
+    for (unsigned long long r = 0; r < repeats; r++) {
+        unsigned long long i = first;
+        for (; i + 3 * stride < words; i += 4 * stride) {
+            uint4 v[4];
+            #pragma unroll
+            for (int u = 0; u < 4; u++) v[u] = load(x + i + u * stride);
+            #pragma unroll
+            for (int u = 0; u < 4; u++) y[i + u * stride] = v[u];
+        }
+        for (; i < words; i += stride) y[i] = load(x + i);
+    }
+}
+
+extern "C" __global__ void launch(const int *x, int *y) { *y = *x; }
+"""
+)

@@ -1,0 +1,39 @@
+"""Operand images for the GPU's tensor cores: where each element lies, and back; work that divides evenly."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from impls.ceilings import gpu_ceiling_cases
+from impls.ceilings.cuda.layout import layout, unlayout
+from impls.ceilings.cuda.sources import WGMMA
+
+KINDS = [(np.float16, 1), (np.float32, 1), (np.int8, 2), (ml_dtypes.float8_e4m3fn, 2)]
+
+
+@pytest.mark.parametrize(("kind", "copies"), KINDS)
+def test_elements_lie_where_the_128_byte_swizzle_puts_them(kind, copies):
+    operand = (np.arange(4096).reshape(64, 64) % 113).astype(kind)
+    image = layout(operand, 256, copies)
+    size = operand.itemsize
+    for row, k in ((0, 0), (1, 0), (77, 37), (255, 63), (8, 63)):
+        byte = k * size
+        block, piece = divmod(byte, 128)
+        at = block * 256 * 128 + row * 128 + ((piece // 16) ^ (row % 8)) * 16 + byte % 16
+        assert image[at : at + size].tobytes() == operand[row % 64, k].tobytes()
+
+
+@pytest.mark.parametrize(("kind", "copies"), KINDS)
+@pytest.mark.parametrize("rows", [64, 256])
+def test_an_image_gives_its_operand_back(kind, copies, rows):
+    operand = (np.arange(4096).reshape(64, 64) % 113).astype(kind)
+    back = unlayout(layout(operand, rows, copies), operand.itemsize).view(kind)
+    assert back.tobytes() == operand.tobytes()
+
+
+def test_repeats_divide_into_whole_iterations():
+    for case in gpu_ceiling_cases(WGMMA):
+        if case.probe == "rate":
+            assert case.repeats % WGMMA[case.dtype].repeats == 0
