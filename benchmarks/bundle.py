@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--part-mib", type=int, default=48, help="largest part (default 48)")
     parser.add_argument("--out", type=Path, default=Path("dist/bundle"), help="folder (default dist/bundle)")
     arguments = parser.parse_args()
-    has = {canonicalize_name(d["name"]): d["version"] for d in json.loads(arguments.has.read_text())}
+    has = {str(canonicalize_name(d["name"])): str(d["version"]) for d in json.loads(arguments.has.read_text())}
     for file in make(arguments.out, has, arguments.python, arguments.part_mib << 20):
         print(f"{file}  {file.stat().st_size / 2**20:.1f} MiB")
 
