@@ -22,7 +22,11 @@ CPU_STACKS = [stack for stack, families in NEEDS.items() if "cpu" in families]
 # A stack that shares another's lock has none of its own.
 LOCKED_STACKS = [stack for stack, families in NEEDS.items() if any("requires" in f for f in families.values())]
 
+STACKS = [stack for stack in NEEDS if stack != "ceilings"]
+PORT = "8765"
+
 _installed: set[str | None] = set()
+_benched: set[str] = set()
 
 
 def harness(session: nox.Session, group: str | None = None) -> None:
@@ -35,9 +39,9 @@ def harness(session: nox.Session, group: str | None = None) -> None:
         _installed.add(group)
 
 
-def run(session: nox.Session, tool: str, *arguments: str) -> None:
-    """Run a tool of the harness's environment."""
-    session.run(str(HARNESS / "bin" / tool), *arguments, external=True)
+def run(session: nox.Session, tool: str, *arguments: str, codes: tuple[int, ...] = (0,)) -> None:
+    """Run a tool of the harness's environment, which must end with one of these exit codes."""
+    session.run(str(HARNESS / "bin" / tool), *arguments, external=True, success_codes=codes)
 
 
 def environment(session: nox.Session, action: str, stack: str, family: str) -> None:
@@ -47,9 +51,60 @@ def environment(session: nox.Session, action: str, stack: str, family: str) -> N
 
 @nox.session
 def compare(session: nox.Session) -> None:
-    """Measure the quick cases in every CPU stack and show the table; arguments go to ``ridgemark compare``."""
+    """Measure the quick cases in every stack: table, report, site. Arguments go to ``ridgemark compare``."""
     harness(session)
     run(session, "ridgemark", "compare", *(session.posargs or ("--cases", "quick")))
+    build_site(session)
+
+
+@nox.session
+@nox.parametrize("stack", [nox.param(s, id=s) for s in ("all", *STACKS)])
+def bench(session: nox.Session, stack: str) -> None:
+    """Measure the cases that asv follows, in one stack and its baseline; arguments go to ``ridgemark compare``."""
+    if "all" in _benched:
+        session.skip("bench(all) has measured it together with the others")
+    harness(session)
+    chosen = () if stack == "all" else ("--impl", stack)
+    run(session, "python", "-m", "benchmarks.tracking", "measure", *chosen, *session.posargs)
+    _benched.add(stack)
+
+
+@nox.session
+def asv(session: nox.Session) -> None:
+    """Run asv over the records: ``nox -s asv -- show HEAD``, ``-- compare A B``, ``-- run -b gemm.Square``."""
+    harness(session)
+    command, *more = session.posargs or ("show", "HEAD")
+    if command == "run":
+        # 2: something failed, which is a result like any other.
+        run(session, "asv", "run", "--record-samples", *more, codes=(0, 2))
+        run(session, "python", "-m", "benchmarks.tracking", "ingest")
+    else:
+        run(session, "python", "-m", "benchmarks.tracking", "ingest")
+        run(session, "asv", command, *more)
+
+
+@nox.session
+def publish(session: nox.Session) -> None:
+    """Build the site and the report from all records."""
+    harness(session)
+    build_site(session)
+
+
+@nox.session
+def show(session: nox.Session) -> None:
+    """Serve the site on this machine."""
+    harness(session)
+    session.log(f"The site is at http://127.0.0.1:{PORT}/ until you press Ctrl-C.")
+    run(session, "python", "-m", "http.server", PORT, "--bind", "127.0.0.1", "--directory", "site")
+
+
+def build_site(session: nox.Session) -> None:
+    """The site, the report in it, and where things are. What has nothing to show says so (2) and stops nothing."""
+    run(session, "python", "-m", "benchmarks.tracking", "publish", codes=(0, 2))
+    run(session, "ridgemark", "report", "--out", "site/report", codes=(0, 2))
+    session.log("Table:  above, and again with .nox/harness/bin/ridgemark show")
+    session.log("Report: site/report/index.html, which opens in any browser")
+    session.log("Site:   nox -s show")
 
 
 @nox.session

@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis import frame as frames
 from benchmarks.engine import machine, records, session
-from benchmarks.suites._suite import Place, Suite, cases_here
+from benchmarks.suites._suite import MEASUREMENT_S, Place, Suite, cases_here
 from benchmarks.tracking import plugin, results
 from impls import registry
 from impls.workloads.base import Case
@@ -62,7 +62,14 @@ def _measure(folder: Path, commit: str, cases: list[Case], impls: list[str]) -> 
     file = Path("cases.toml")
     file.write_text("".join(f'[[case]]\nid = "{case.id}"\n' for case in cases))
     chosen = [argument for name in impls for argument in ("--impl", name)]
-    command = ("from benchmarks.cli import main; main()", "compare", "--cases", str(file), "--out", str(folder))
-    done = subprocess.run([sys.executable, "-c", *command, *chosen], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", "from benchmarks.cli import main; main()"),
+            *("compare", "--cases", str(file), "--out", str(folder), "--budget", f"{MEASUREMENT_S / 2:.0f}s", *chosen),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise NotMeasured(f"The engine ended with exit code {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")

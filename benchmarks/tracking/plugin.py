@@ -17,6 +17,7 @@ from asv.environment import Environment
 from asv.machine import Machine, MachineCollection
 
 from benchmarks.engine import machine
+from benchmarks.engine.session import ROOT
 
 
 class Harness(Environment):  # type: ignore[misc]
@@ -76,6 +77,7 @@ class Harness(Environment):  # type: ignore[misc]
         """Run this interpreter; the suites learn where the records are and which commit asv means."""
         environ = dict(kwargs.pop("env", os.environ))
         environ |= {"RIDGEMARK_RESULTS": self._results, "RIDGEMARK_COMMIT": self._commit}
+        environ["ASV_PYTHONPATH"] = str(ROOT)  # asv removes PYTHONPATH; suites and plugin are of one checkout
         return util.check_output([sys.executable, *args], env=environ, **kwargs)
 
 

@@ -177,17 +177,20 @@ def _file(conf: Any, repo: Any, benchmarks: Mapping[str, Any], members: list[Cel
     results = Results(described, {}, commit, repo.get_date(commit), Harness.described_python, Harness.tool_name, {})
     results.load_data(conf.results_dir)
     for suite in SUITES:
-        own = [cell for cell in members if cell.suite == suite.key()]
+        own = [cell for cell in members if cell.suite == suite.key() and cell.values]
+        places = [tuple(map(str, cell.parameters)) for cell in own]
         when = max((cell.when for cell in own if cell.when), default=None)
         for metric in METRICS:
             name = f"{suite.key()}.track_{metric.name}"
             values = {
-                tuple(map(str, cell.parameters)): cell.values[metric.name] for cell in own if metric.name in cell.values
+                place: cell.values[metric.name]
+                for place, cell in zip(places, own, strict=True)
+                if metric.name in cell.values
             }
             if not values:
                 continue
             before = results.get_result_params(name) if name in results.get_all_result_keys() else []
-            params = _union(suite, [before, list(zip(*values, strict=True))])
+            params = _union(suite, [before, list(zip(*places, strict=True))])
             result, selected = _result(params, values)
             results.add_result(
                 benchmarks[name] | {"params": params},
