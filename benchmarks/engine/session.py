@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine import artefacts, memory, records, trial
 from benchmarks.engine import machine as machines
-from benchmarks.engine import memory, records, trial
 from benchmarks.engine.buffers import Arena
 from benchmarks.engine.crew import Crew
 from benchmarks.engine.environments import Environment
@@ -164,6 +164,7 @@ class Session:
             deadlines=self.deadlines,
             available_until=None if available_s is None else begun + available_s,
             measure=measure,
+            artefacts=None if self.writer is None else artefacts.folder(self.writer.path),
             sustain=self.device.kind == "cuda" and case.id in self.plan.sustained,
         )
         for result in one.run():

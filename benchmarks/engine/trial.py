@@ -16,11 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.engine import memory, rounds
+from benchmarks.engine import artefacts, memory, rounds
 from benchmarks.engine.buffers import Arena, NoRoom
 from benchmarks.engine.crew import Crew
 from benchmarks.engine.judge import Judge, Verdict
@@ -105,7 +106,6 @@ class Entry:
     method: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
-    artefacts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
@@ -149,6 +149,7 @@ class Trial:
         available_until: ``time.monotonic()`` at which the case should be done; None where there is no budget.
         measure: False judges only.
         sustain: also measure back to back (on a GPU), after the rounds.
+        artefacts: folder for the code that implementations generated; None keeps none.
     """
 
     def __init__(
@@ -169,11 +170,13 @@ class Trial:
         available_until: float | None = None,
         measure: bool = True,
         sustain: bool = False,
+        artefacts: Path | None = None,
     ) -> None:
         self.case, self.device, self.limits, self.seed = case, device, limits, seed
         self.crew, self.reference, self.arena = crew, reference, arena
         self.progress, self.phases, self.deadlines = progress, phases, deadlines
         self.available_until, self.measure, self.sustain = available_until, measure, sustain
+        self.artefacts = artefacts
         self.interrupted = False
         self.random = random.Random(seed)
         entries = [Entry(i, 0, f"{case.id}|{i.name}|0") for i in implementations]
@@ -279,7 +282,9 @@ class Trial:
             if entry.prepare_s is None:
                 entry.prepare_s = answer["prepare_s"]
             entry.prepared = True
-            entry.config, entry.artefacts = answer["config"], answer["artefacts"]
+            entry.config = answer["config"]
+            if self.artefacts is not None and answer["artefacts"]:
+                entry.config |= {"artefacts": artefacts.save(self.artefacts, answer["artefacts"])}
             entry.flags += [f for f in answer["flags"] if f not in entry.flags]
 
         if entry.alive:

@@ -49,7 +49,7 @@ class _Compiled(Implementation):
         return capture.lacks_compiler() if self.backend == "inductor" else None
 
     def traffic_bytes(self, case: Case) -> int:
-        """Compulsory bytes, copies where another dtype is multiplied, and C written and read again for an activation."""
+        """Compulsory bytes, copies where another dtype is multiplied, C written and read again for an activation."""
         assert isinstance(case, Gemm)
         again = 2 * case.output_specs()["C"].nbytes if case.epilogue in ("bias+relu", "bias+gelu") else 0
         return case.compulsory_bytes() + 2 * self.workspace_bytes(case) + again

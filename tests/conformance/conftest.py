@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance")
     group.addoption("--stack", action="append", metavar="NAME", help="only this stack's (may be repeated)")
     group.addoption("--impl", default="*", metavar="GLOB", help="only implementations like this: blas.*")
+    group.addoption("--whole-grid", action="store_true", help="every case, also of those that compile for seconds each")
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,11 @@ def cases() -> list[Case]:
 
 
 @cache
-def subjects(implementation: Implementation) -> list[Subject]:
+def subjects(implementation: Implementation, whole: bool) -> list[Subject]:
+    of_workload = [case for case in cases() if case.workload == implementation.workload]
     return [
         Subject(implementation, case, registry.refusal(implementation, case, device()))
-        for case in cases()
-        if case.workload == implementation.workload
+        for case in (of_workload if whole else grid.thinned(of_workload, implementation.name))
     ]
 
 
@@ -97,8 +98,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             values += [pytest.param(i, id=f"{i.name}-{i.workload}") for i in of_stack]
         else:
             for i in of_stack:
+                # A refusal costs nothing: all are looked at.
+                whole = name == "refused" or metafunc.config.getoption("--whole-grid")
                 values += [
-                    pytest.param(s, id=str(s)) for s in subjects(i) if (s.refusal is None) == (name == "accepted")
+                    pytest.param(s, id=str(s))
+                    for s in subjects(i, whole)
+                    if (s.refusal is None) == (name == "accepted")
                 ]
     metafunc.parametrize(name, values)
 

@@ -85,6 +85,23 @@ def _ceiling() -> list[str]:
     return [f"ceiling:{case}" for case in (*cases, "launch")]
 
 
+# Of a stack that compiles every case for seconds, an implementation takes each n-th case of its workload only, so that
+# the stack's tests take minutes. n is coprime to the periods above, so that every dtype, layout and mask comes up;
+# ``--whole-grid`` runs all. max_autotune shares its code with default but for the products that Inductor races.
+EACH_NTH = {
+    "torch_compile.default": 5,
+    "torch_compile.sdpa": 5,
+    "torch_compile.flex": 5,
+    "torch_compile.aot_eager": 11,
+    "torch_compile.max_autotune": 23,
+}
+
+
+def thinned(cases: list[Case], name: str) -> list[Case]:
+    """Those cases, all of one workload, that implementation ``name`` takes."""
+    return cases[:: EACH_NTH.get(name, 1)]
+
+
 def cases() -> list[Case]:
     """Every case of the grid, parsed, no two alike."""
     return list(dict.fromkeys(parse_case(case) for case in (*_gemm(), *_attention(), *_ceiling())))

@@ -123,11 +123,11 @@ def test_refuses_in_a_sentence(refused: Subject) -> None:
 
 def test_serves_part_of_the_grid(implementation: Implementation) -> None:
     """A refusal of everything would pass the other tests."""
-    assert any(s.refusal is None for s in subjects(implementation))
+    assert any(s.refusal is None for s in subjects(implementation, whole=True))
 
 
 def test_plans_its_memory(implementation: Implementation) -> None:
-    for subject in subjects(implementation):
+    for subject in subjects(implementation, whole=True):
         if subject.refusal is None:
             case: Case = subject.case
             assert implementation.workspace_bytes(case) >= 0, case.id
