@@ -1,4 +1,4 @@
-"""GEMM in TVM: a schedule written by hand for every case, and the same with M symbolic.
+"""GEMM in TVM: a schedule by hand, the same with M symbolic and after Relax's fusion, and what MetaSchedule found.
 
 Operands are packed inside the call, into words that the CPU's multiply instruction takes: f32, pairs of bf16 for
 AVX-512 BF16, four bytes for VNNI. f16, and bf16 on CPUs without that instruction, are raised to f32 while they are
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from impls.contract import Device, Implementation, Program
+from impls.contract import Device, Implementation, Program, Unsupported
+from impls.tvm import records
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
@@ -94,6 +95,41 @@ class Symbolic(Implementation):
         """Compiles, where no earlier case of this worker has done so."""
         assert isinstance(case, Gemm)
         return _SymbolicProduct(case, device)
+
+
+class MetaSchedule(Implementation):
+    """Schedules that TVM's auto-scheduler found and ``tuned/`` keeps, replayed; see ``kernels/plain`` and ``tune``."""
+
+    name: ClassVar[str] = "tvm.metaschedule"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "MetaSchedule's best schedule from the committed records; other shapes are refused"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Cases without a record: a schedule of another shape is not this one's best, and often does not fit it."""
+        assert isinstance(case, Gemm)
+        if not any(case.id in records.load(family) for family in records.families()):
+            return f"No CPU family has a tuned record for {case.id}; python -m impls.tvm.tune {case.id} makes one."
+        return None
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and B in panels and raised operands written and read."""
+        assert isinstance(case, Gemm)
+        return case.compulsory_bytes() + 2 * self.workspace_bytes(case)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """B in panels and A where it is raised or turned; sums before they are finished."""
+        assert isinstance(case, Gemm)
+        return 4 * case.batch * (case.k * (case.m + case.n) + case.m * case.n)
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Replays the record and compiles it.
+
+        Raises:
+            Unsupported: there is no record for this CPU.
+        """
+        assert isinstance(case, Gemm)
+        return _TunedProduct(case, device)
 
 
 class Relax(Implementation):
@@ -225,6 +261,30 @@ class _Product(_Kernel):
         self._function = executable["main"]
         self.config = compiled.config(machine) | plan.as_config()
         self.artefacts = compiled.artefacts(module, executable)
+
+
+class _TunedProduct(_Kernel):
+    def __init__(self, case: Gemm, device: Device) -> None:
+        super().__init__(case)
+        from impls.tvm.kernels import compiled, host, plain
+
+        machine, family = host.of(device), host.family()
+        record = records.load(family).get(case.id)
+        if record is None:
+            raise Unsupported(f"The tuned records for {case.id} are of other CPUs; this one is {family} to LLVM.")
+        module = plain.replayed(case, record.trace)
+        executable = compiled.build(module, machine)
+        self._function = executable["main"]
+        self.config = compiled.config(machine) | {
+            "tuned_for": family,
+            "tuned_threads": record.threads,
+            "trials": record.trials,
+            "tuning_s": record.seconds,
+            "gain_over_default": round(record.gain, 2),
+        }
+        self.artefacts = compiled.artefacts(module, executable)
+        if record.threads != device.threads:
+            self.flags.append(f"tuned for {record.threads} threads, run with {device.threads}")
 
 
 class _SymbolicProduct(_Kernel):

@@ -78,19 +78,20 @@ def gelu(z: Expr) -> Expr:
 
 
 def exp(x: Expr) -> Expr:
-    """exp in f32, within 2 units in the last place, without a call that would break a vector loop.
+    """exp in f32, within 2 units in the last place and 0 below -87, without a call that would break a vector loop.
 
-    exp(x) = 2^n exp(r), n the nearest integer to x / ln 2, r = x - n ln 2 in two steps (Cody and Waite), exp(r) by its
+    exp(x) = 2^n exp(r), n the integer nearest to x / ln 2, r = x - n ln 2 in two steps (Cody and Waite), exp(r) by its
     Taylor polynomial of degree 7: |r| <= ln 2 / 2, so that the rest is below 1e-8. x is clipped to what f32 can hold.
     """
-    x = tirx.max(tirx.min(x, _float(88.0)), _float(-87.0))
-    n = tirx.floor(x * _float(1.4426950408889634) + _float(0.5))
-    r = x - n * _float(0.693359375) - n * _float(-2.12194440e-4)
+    clipped = tirx.max(tirx.min(x, _float(88.0)), _float(-87.0))
+    n = tirx.floor(clipped * _float(1.4426950408889634) + _float(0.5))
+    r = clipped - n * _float(0.693359375) - n * _float(-2.12194440e-4)
     polynomial = _float(1 / 5040)
     for factorial in (720, 120, 24, 6, 2, 1, 1):
         polynomial = polynomial * r + _float(1 / factorial)
     scale = from_bits(T.shift_left(tirx.Cast("int32", n) + _int(127), _int(23)))
-    return polynomial * scale
+    # What is masked out must vanish, not nearly vanish.
+    return tirx.Select(x < _float(-87.0), _float(0.0), polynomial * scale)
 
 
 def _int(value: int) -> Expr:

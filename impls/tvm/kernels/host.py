@@ -7,6 +7,7 @@ is taken out again by what the device says it has.
 from __future__ import annotations
 
 import functools
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,17 @@ class Host:
 def of(device: Device) -> Host:
     """The host that ``device`` names."""
     missing = frozenset(llvm for linux, llvm in _NAMES.items() if linux not in device.features)
-    return _host(codegen.llvm_get_system_cpu(), device.arch, missing, device.threads)
+    return _host(family(), device.arch, missing, device.threads)
+
+
+def family() -> str:
+    """LLVM's name of this CPU, e.g. ``znver4``."""
+    return str(codegen.llvm_get_system_cpu())
+
+
+def native(threads: int) -> Host:
+    """The host with all that LLVM knows of this CPU; where there is no ``Device`` to ask."""
+    return _host(family(), platform.machine(), frozenset(), threads)
 
 
 @functools.cache

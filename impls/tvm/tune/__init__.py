@@ -1,0 +1,1 @@
+"""How the records in ``tuned/`` are made: ``python -m impls.tvm.tune``, in the stack's environment."""
