@@ -3,15 +3,17 @@
 Inductor on a CPU leaves the product to the library call that eager mode makes (``extern_kernels.mm`` and its kin) and
 compiles what surrounds it. Its own C++ GEMM template takes part under ``max_autotune`` in batched f32 products only:
 for a single product it asks for a B that is constant, to be packed at compile time, and here B is an input of the call
-(``use_cpp_gemm_template``, torch 2.13).
+(``use_cpp_gemm_template``, torch 2.13). For the same reason Inductor does not turn ``mm`` into oneDNN's inner product,
+which is the faster in f32 (impls/blas/gemm.py); ``torch_compile.linear`` calls it by an operator of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -68,7 +70,15 @@ class _Compiled(Implementation):
     def prepare(self, case: Case, device: Device) -> Program:
         """Captures and compiles the case."""
         assert isinstance(case, Gemm)
-        return _Product(case, device, self.backend, self.mode)
+        from impls.support import torch_setup
+
+        work = capture.work_dtype(case.dtype, case.out, device)
+        config = torch_setup.configure(device) | {"multiplied_in": work}
+        return _Product(case, capture.Captured(self._computation(case, work), self.backend, self.mode), config)
+
+    def _computation(self, case: Gemm, work: str) -> Compute:
+        """C from A, B and the bias, residual or group sizes, multiplied in dtype ``work``."""
+        return _computation(case, work)
 
 
 class Default(_Compiled):
@@ -86,6 +96,42 @@ class MaxAutotune(_Compiled):
     mode: ClassVar[str] = "max-autotune"
 
 
+class Linear(_Compiled):
+    """oneDNN's inner product with its epilogue inside, as an operator of our own that Inductor only calls.
+
+    Inductor compiles torch's own operator for it only with a constant weight, which is then packed beforehand.
+    """
+
+    name: ClassVar[str] = "torch_compile.linear"
+    summary: ClassVar[str] = (
+        "torch.compile of a custom operator: oneDNN's product with the epilogue inside, no code made"
+    )
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Besides the others' reasons, what the operator does not take."""
+        assert isinstance(case, Gemm)
+        if case.batch > 1 or case.groups is not None:
+            return "oneDNN's inner product takes one A and one B."
+        if case.dtype not in ("f32", "bf16") or case.out != case.dtype:
+            return "oneDNN's inner product takes f32 or bf16 and returns the same."
+        return super().refuses(case, device)
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes: the epilogue is part of the product."""
+        return case.compulsory_bytes()
+
+    def _computation(self, case: Gemm, work: str) -> Compute:
+        a_transposed, b_transposed = (stored == "t" for stored in case.layout)
+        linear, epilogue = _linear_operator(), case.epilogue
+
+        def gemm(a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None = None) -> torch.Tensor:
+            a, weight = a.mT if a_transposed else a, b if b_transposed else b.mT
+            c: torch.Tensor = linear(a, weight, addend, epilogue)
+            return c
+
+        return gemm
+
+
 class AotEager(_Compiled):
     """The control: what capture alone costs or brings."""
 
@@ -97,20 +143,17 @@ class AotEager(_Compiled):
 class _Product(Program):
     """The compiled case."""
 
-    def __init__(self, case: Gemm, device: Device, backend: str, mode: str) -> None:
+    def __init__(self, case: Gemm, call: capture.Captured, config: dict[str, Any]) -> None:
         super().__init__()
-        from impls.support import torch_arrays, torch_setup
+        from impls.support import torch_arrays
 
-        self._arrays = torch_arrays
-        work = capture.work_dtype(case.dtype, case.out, device)
-        self.config = torch_setup.configure(device) | {"multiplied_in": work}
-        self._call = capture.Captured(_computation(case, work), backend, mode)
+        self._arrays, self._call = torch_arrays, call
         examples = [
             torch_arrays.to_torch(np.zeros(s.shape, dtype(s.dtype).storage)) for s in case.input_specs().values()
         ]
-        self._call.compile(lambda: self._call(*examples))
-        self.config |= self._call.config
-        self.artefacts = self._call.artefacts
+        call.compile(lambda: call(*examples))
+        self.config = config | call.config
+        self.artefacts = call.artefacts
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Tensors over the worker's arrays, in the order of the case's inputs."""
@@ -187,6 +230,31 @@ def _grouped(groups: tuple[int, ...], work: str) -> Compute:
         return torch.cat([product(a[start:stop], b[g]) for g, start, stop in parts])
 
     return multiply
+
+
+@cache
+def _linear_operator() -> Any:
+    """``ridgemark::linear(a, weight, addend, epilogue)``: ``mkldnn::_linear_pointwise``, opaque to Inductor."""
+    import torch
+
+    wrapped = torch.ops.mkldnn._linear_pointwise
+    activations = {"bias+relu": ("relu", ""), "bias+gelu": ("gelu", "tanh")}
+
+    def linear(a: torch.Tensor, weight: torch.Tensor, addend: torch.Tensor | None, epilogue: str) -> torch.Tensor:
+        if epilogue == "residual":
+            c: torch.Tensor = wrapped.binary(a, addend, weight, None, "add")
+        else:
+            name, algorithm = activations.get(epilogue, ("none", ""))
+            c = wrapped.default(a, weight, addend, name, [], algorithm)
+        return c
+
+    def shape_alone(a: torch.Tensor, weight: torch.Tensor, addend: Any, epilogue: str) -> torch.Tensor:
+        return a.new_empty(a.shape[0], weight.shape[0])
+
+    torch.library.define("ridgemark::linear", "(Tensor a, Tensor weight, Tensor? addend, str epilogue) -> Tensor")
+    torch.library.impl("ridgemark::linear", "CPU", linear)
+    torch.library.register_fake("ridgemark::linear", shape_alone)
+    return torch.ops.ridgemark.linear.default
 
 
 def _int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -90,6 +90,7 @@ def _ceiling() -> list[str]:
 # ``--whole-grid`` runs all. max_autotune shares its code with default but for the products that Inductor races.
 EACH_NTH = {
     "torch_compile.default": 5,
+    "torch_compile.linear": 5,
     "torch_compile.sdpa": 5,
     "torch_compile.flex": 5,
     "torch_compile.aot_eager": 11,
