@@ -119,12 +119,30 @@ class AotEager(Default):
     summary: ClassVar[str] = "as default, captured and run operator by operator: no code generated"
     backend: ClassVar[str] = "aot_eager"
 
+    def traffic_bytes(self, case: Case) -> int:
+        """As the eager one's, and an f32 copy of the scores written and read by the conversions, scaling and mask each.
+
+        Forward: widened, scaled, masked, narrowed. Backward: the same four the other way.
+        """
+        assert isinstance(case, Attention)
+        scores = 4 * case.batch * case.hq * case.sq * case.sk
+        steps = (1 if case.mask == "full" else 2) + (0 if case.dtype == "f32" else 2)
+        return super().traffic_bytes(case) + 2 * steps * scores * (2 if case.direction == "fwdbwd" else 1)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """As the eager one's, and two f32 copies of the scores."""
+        assert isinstance(case, Attention)
+        return super().workspace_bytes(case) + 8 * case.batch * case.hq * case.sq * case.sk
+
 
 class Sdpa(_Compiled, eager.Sdpa):
     """What ``blas.sdpa`` calls, captured: torch's fused operator stays a library call."""
 
     name: ClassVar[str] = "torch_compile.sdpa"
     summary: ClassVar[str] = "torch.compile of scaled_dot_product_attention as blas.sdpa calls it"
+
+    def _attend(self, case: Attention, work: str, config: dict[str, Any]) -> Attend:
+        return eager.Sdpa._attend(self, case, work, config)
 
 
 class Flex(_Compiled):

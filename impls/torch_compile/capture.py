@@ -96,7 +96,7 @@ class Captured:
             code = "\n".join(str(text) for text in self.artefacts.values())
             self.config |= {
                 "cpp_kernels": code.count("async_compile.cpp_pybinding("),
-                "cpp_gemm_template": "micro_gemm" in code,
+                "cpp_micro_gemm": "micro_gemm" in code,
                 "library_calls": sorted(set(re.findall(r"(?:extern_kernels|torch\.ops)\.([\w.]+)\(", code))),
             }
         if self._autotuned:
