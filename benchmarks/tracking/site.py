@@ -19,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import asv_tachyon.cli
@@ -74,7 +74,7 @@ def publish(conf: Any, repo: Any) -> Path:
     site.mkdir(exist_ok=True)
 
     described, graphs = _unfold(conf, repo, benchmarks, index)
-    states = sorted({state for _, state in graphs}, key=_position)
+    states = _in_order(graphs)
     for (name, state), points in graphs.items():
         _write(site / _path(name, dict(state)), sorted(points, key=lambda point: point[0]))
     keys = dict.fromkeys(key for state in states for key, _ in state)
@@ -100,7 +100,8 @@ def publish(conf: Any, repo: Any) -> Path:
     return page
 
 
-State = tuple[tuple[str, str], ...]
+#: The selectors' values: machine and implementation.
+State: TypeAlias = tuple[tuple[str, str], tuple[str, str]]
 
 
 def _unfold(
@@ -141,14 +142,22 @@ def _name(benchmark: Mapping[str, Any], place: tuple[str, ...]) -> str:
     return f"{suite}.{metric}[{', '.join(f'{axis}={v}' if v.isdigit() else v for axis, v in axes)}]"
 
 
-def _position(state: State) -> tuple[str, int, str]:
-    """Baselines first: the interface compares with the first state, and starts with it.
+def _in_order(graphs: Iterable[tuple[str, State]]) -> list[State]:
+    """Every state once: by machine and by the first benchmark that it has, baselines first.
 
-    The attention's before the GEMM's, since the interface lists benchmarks by name and leaves no empty ones out.
+    The interface starts with the first state, lists benchmarks by name, and compares the first two states.
     """
-    machine, impl = (value for _, value in state)
-    baselines = [baseline_of(workload, kind) for workload in ("attention", "gemm") for kind in ("cpu", "cuda")]
-    return machine, baselines.index(impl) if impl in baselines else len(baselines), impl
+    baselines = {baseline_of(workload, kind) for workload in ("attention", "gemm") for kind in ("cpu", "cuda")}
+    first: dict[State, str] = {}
+    for name, state in graphs:
+        workload = name.partition(".")[0]
+        first[state] = min(workload, first.get(state, workload))
+
+    def position(state: State) -> tuple[str, str, bool, str]:
+        (_, machine), (_, impl) = state
+        return machine, first[state], impl not in baselines, impl
+
+    return sorted(first, key=position)
 
 
 def _described(benchmark: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -79,6 +79,10 @@ def test_every_series_has_a_graph_where_the_interface_looks_for_it(history):
     index = read(history, "index.json")
     assert set(index["params"]) == {"machine", "impl"}
     assert index["params"]["impl"] == ["blas.default", "blas.sdpa", "iree.llvm_cpu", "xla.dot"]
+    # The interface starts with the first: a baseline, of the workload whose benchmarks it lists first.
+    assert [state["impl"] for state in index["graph_param_list"]] == [
+        *("blas.sdpa", "blas.default", "iree.llvm_cpu", "xla.dot"),
+    ]
     assert "gemm.Square.time[f32, n=1024]" in index["benchmarks"]
     assert "attention.Prefill.time[b1h8d64:f32:causal, s=1024]" in index["benchmarks"]
     assert not any(benchmark["params"] for benchmark in index["benchmarks"].values())
