@@ -96,8 +96,11 @@ class Writer:
         return line
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; a run that wrote nothing leaves no file."""
+        empty = os.fstat(self._fd).st_size == 0
         os.close(self._fd)
+        if empty:
+            self.path.unlink(missing_ok=True)
 
     def _cut_torn_line(self) -> None:
         if not self.path.exists():
