@@ -27,7 +27,7 @@ from impls.workloads.base import parse_case
 from impls.workloads.gemm import Gemm
 
 # Candidates asked for; calls of the first look at each and of each later round; candidates in those rounds; rounds.
-_MOST, _LOOK, _CALLS, _FINALISTS, _ROUNDS = 48, 6, 15, 6, 4
+_MOST, _LOOK, _CALLS, _FINALISTS, _ROUNDS = 32, 6, 15, 6, 4
 
 
 def search(case: Gemm) -> dict[str, Any]:

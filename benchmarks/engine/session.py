@@ -18,12 +18,12 @@ from typing import Any
 
 from benchmarks.engine import artefacts, memory, records, trial
 from benchmarks.engine import machine as machines
-from benchmarks.engine.buffers import Arena
+from benchmarks.engine.buffers import Arena, NoRoom
 from benchmarks.engine.crew import Crew
 from benchmarks.engine.environments import Environment
 from benchmarks.engine.pool import Pool, Worker
 from benchmarks.engine.progress import Progress
-from benchmarks.engine.reference import VARIANTS, Reference
+from benchmarks.engine.reference import VARIANTS, Asked, Reference
 from impls import registry
 from impls.baselines import baseline_of
 from impls.contract import Device, Implementation
@@ -101,11 +101,15 @@ class Session:
         try:
             crew = Crew(pool, self.environments, self._introduce)
             todo = [c for c in self.plan.cases if c.id not in self.finished]
+            asked: Asked | None = None
             for done, case in enumerate(todo):
                 available = None
                 if self.plan.budget_s is not None:
                     available = (self.plan.budget_s - (time.monotonic() - start)) / (len(todo) - done)
-                one = self._trial(case, crew, reference, arena, progress, available, measure)
+                asked = asked or self._ask(case, reference, arena)
+                following = self._ask(todo[done + 1], reference, arena) if done + 1 < len(todo) else None
+                one = self._trial(case, crew, reference, arena, progress, available, measure, asked)
+                asked = following
                 interrupted = interrupted or (one is not None and one.interrupted)
                 if interrupted:
                     break
@@ -121,6 +125,19 @@ class Session:
             self.writer.append("end", interrupted=interrupted, phases=_rounded(self.phases.seconds))
         return not interrupted
 
+    def _ask(self, case: Case, reference: Reference, arena: Arena) -> Asked | None:
+        """On a GPU the reference of the next case is made while this one is measured: the host's cores are free.
+
+        On a CPU it would take them from what is measured. None there, and where there is no room or no taker.
+        """
+        takers = [i for i in self.plan.implementations if not registry.refusal(i, case, self.device)]
+        if self.device.kind == "cpu" or not takers or memory.too_large(case, self.device, VARIANTS):
+            return None
+        try:
+            return reference.ask(case, self.plan.seed, arena)
+        except NoRoom:
+            return None
+
     def _trial(
         self,
         case: Case,
@@ -130,6 +147,7 @@ class Session:
         progress: Progress,
         available_s: float | None,
         measure: bool,
+        asked: Asked | None,
     ) -> trial.Trial | None:
         begun = time.monotonic()
         baseline = baseline_of(case.workload, self.device.kind)
@@ -166,6 +184,7 @@ class Session:
             measure=measure,
             artefacts=None if self.writer is None else artefacts.folder(self.writer.path),
             sustain=self.device.kind == "cuda" and case.id in self.plan.sustained,
+            asked=asked,
         )
         for result in one.run():
             self._record(result)

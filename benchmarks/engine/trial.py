@@ -37,7 +37,7 @@ STREAK = 16
 # Memory for outputs that wait to be judged.
 KEPT_BYTES = 256 * 2**20
 # Time that the streak of checked calls may take, new contents and verdicts included.
-STREAK_SECONDS = 4.0
+STREAK_SECONDS = 2.0
 
 # Calls back to back are timed so; see timing.cupti.
 SUSTAINED_METHOD = "host_span"
@@ -149,6 +149,7 @@ class Trial:
         available_until: ``time.monotonic()`` at which the case should be done; None where there is no budget.
         measure: False judges only.
         sustain: also measure back to back (on a GPU), after the rounds.
+        asked: the question of this case, where it has been put to the reference already.
         artefacts: folder for the code that implementations generated; None keeps none.
     """
 
@@ -170,13 +171,14 @@ class Trial:
         available_until: float | None = None,
         measure: bool = True,
         sustain: bool = False,
+        asked: Asked | None = None,
         artefacts: Path | None = None,
     ) -> None:
         self.case, self.device, self.limits, self.seed = case, device, limits, seed
         self.crew, self.reference, self.arena = crew, reference, arena
         self.progress, self.phases, self.deadlines = progress, phases, deadlines
         self.available_until, self.measure, self.sustain = available_until, measure, sustain
-        self.artefacts = artefacts
+        self.artefacts, self.asked = artefacts, asked
         self.interrupted = False
         self.random = random.Random(seed)
         entries = [Entry(i, 0, f"{case.id}|{i.name}|0") for i in implementations]
@@ -195,14 +197,14 @@ class Trial:
         Ctrl-C ends the trial early: ``interrupted`` is then set, and the entries that have rounds keep them with
         ``complete`` false.
         """
-        asked: Asked | None = None
+        asked = self.asked
         groups = memory.groups(
             [(e, memory.footprint(e.implementation, self.case)) for e in self.entries if e not in self.always],
             [(e, memory.footprint(e.implementation, self.case)) for e in self.always],
             int(memory.USABLE * self.device.memory_bytes) - memory.shared(self.case, VARIANTS, self.device),
         )
         try:
-            asked = self.reference.ask(self.case, self.seed, self.arena)
+            asked = asked or self.reference.ask(self.case, self.seed, self.arena)
             for group in groups:
                 self._prepare(group)
                 self._ready(asked)

@@ -70,7 +70,7 @@ _GPU_RATE_REPEATS = {"f32": 6 << 16, "tf32": 40 << 16, "f16": 80 << 16, "bf16": 
 _GPU_NARROW_REPEATS = 160 << 16
 _GPU_EXP_REPEATS = 40 << 16
 # Bytes of one cold pass: R(bytes), from a decode step's activations to a cache of keys and values.
-_GPU_SIZES_MIB = (4, 16, 64, 128, 256, 512)
+_GPU_SIZES_MIB = (8, 32, 128, 512)
 
 
 def gpu_ceiling_cases(dtypes: Iterable[str]) -> list[Ceiling]:

@@ -33,8 +33,13 @@ def test_the_harness_own_kernels_are_not_counted():
 
 
 def test_a_kernel_stamped_before_the_gate_opened_starts_when_it_opens():
-    (call,) = spans([(0, 1000, gpu.GATE), (500, 3000, "gemm")], (0, 9000))
-    assert call["span_us"] == 2.0
+    (call,) = spans([(0, 10_000, gpu.GATE), (500, 13_000, "gemm")], (0, 90_000))
+    assert call["span_us"] == 3.0
+
+
+def test_a_kernel_that_begins_while_the_gate_leaves_is_counted_from_its_own_start():
+    (call,) = spans([(0, 10_000, gpu.GATE), (9_500, 13_000, "gemm")], (0, 90_000))
+    assert call["span_us"] == 3.5
 
 
 def test_the_wait_for_the_first_kernel_after_the_gate_is_not_counted():
@@ -42,12 +47,13 @@ def test_the_wait_for_the_first_kernel_after_the_gate_is_not_counted():
     assert call["span_us"] == 1.3
 
 
-def test_a_copy_cannot_hide_behind_the_gate():
+@pytest.mark.parametrize("kind", [cupti.COPY, cupti.MEMSET])
+def test_a_copy_or_memset_cannot_hide_behind_the_gate(kind):
     # Copied wholly before the gate opened (300 ns), and then a kernel of 1 us.
-    (call,) = spans([(0, 1000, gpu.GATE), (500, 800, cupti.COPY), (1000, 2000, "gemm")], (0, 9000))
+    (call,) = spans([(0, 1000, gpu.GATE), (500, 800, kind), (1000, 2000, "gemm")], (0, 9000))
     assert call["span_us"] == pytest.approx(1.3)
     # Half of it before, half after.
-    (call,) = spans([(0, 1000, gpu.GATE), (500, 1500, cupti.COPY)], (0, 9000))
+    (call,) = spans([(0, 1000, gpu.GATE), (500, 1500, kind)], (0, 9000))
     assert call["span_us"] == pytest.approx(1.0)
 
 

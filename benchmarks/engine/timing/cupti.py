@@ -37,8 +37,11 @@ from impls.contract import Program
 METHOD = "cupti_span"
 SUSTAINED_METHOD = "host_span"
 _BUFFER_BYTES = 16 * 2**20
-#: What CUPTI calls copies has no name; they run on engines that do not wait for the gate.
-COPY = "copy"
+#: Copies and memsets have no names; they need no multiprocessor and do not wait for the gate.
+COPY, MEMSET = "copy", "memset"
+# A kernel begins as soon as the gate's blocks have left, about 0.5 us before the gate's own end is stamped (H200, CUDA
+# 13.0: constant within 30 ns). One stamped earlier than this was stamped while it waited in its queue.
+_LEAVING_NS = 2000
 
 # Sustained: seconds per chunk, of settling at least and at most, and chunks that count.
 _CHUNK_S, _SETTLE_S, _MOST_SETTLE_S, _CHUNKS = 0.2, 1.2, 4.0, 4
@@ -58,7 +61,7 @@ class Tracer:
         self._seen: list[Activity] = []
         kind = cupti.ActivityKind
         self._wanted = (kind.CONCURRENT_KERNEL, kind.MEMCPY, kind.MEMSET, kind.MEMCPY2)
-        self._names = {int(kind.MEMCPY): COPY, int(kind.MEMCPY2): COPY, int(kind.MEMSET): "memset"}
+        self._names = {int(kind.MEMCPY): COPY, int(kind.MEMCPY2): COPY, int(kind.MEMSET): MEMSET}
         self._kinds = {int(k) for k in self._wanted}
         cupti.activity_register_callbacks(lambda: (_BUFFER_BYTES, 0), self._completed)
         self._enable()
@@ -272,8 +275,8 @@ class NothingSeen(RuntimeError):
 def attribute(activity: Sequence[Activity], windows: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     """Span and busy time of each call.
 
-    A kernel may be stamped with the moment at which it came to the head of its queue, the gate still closed: it starts
-    when the gate opens. Copies do not wait for the gate; what they took before it opened is added.
+    A kernel stamped while the gate was closed came to the head of its queue then: it starts when the gate opens. Copies
+    and memsets do not wait for the gate; what they took before it opened is added.
 
     Args:
         activity: (start ns, end ns, name), in order of start.
@@ -290,8 +293,13 @@ def attribute(activity: Sequence[Activity], windows: Sequence[tuple[int, int]]) 
         within = [a for a in activity if begin <= a[0] <= end]
         opened = max((a[1] for a in within if a[2].startswith(gpus.GATE)), default=begin)
         mine = [a for a in within if not a[2].startswith(gpus.OWN_PREFIX)]
-        early = sum(min(stop, opened) - start for start, stop, name in mine if name == COPY and start < opened)
-        after = sorted((max(start, opened), stop) for start, stop, _ in mine if stop > opened)
+        free = [(start, stop) for start, stop, name in mine if name in (COPY, MEMSET)]
+        early = sum(min(stop, opened) - start for start, stop in free if start < opened)
+        after = sorted(
+            (start if start > opened - _LEAVING_NS and name not in (COPY, MEMSET) else max(start, opened), stop)
+            for start, stop, name in mine
+            if stop > opened
+        )
         if not mine:
             raise NothingSeen(f"Call {number} left no activity on the device.")
         span = busy = 0

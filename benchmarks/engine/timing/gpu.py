@@ -1,12 +1,13 @@
 """What timing on an NVIDIA GPU needs beside the clock: a cold L2, a gate, full clocks, readings of clock and power.
 
-Owns four small kernels, built at run time by NVRTC in the primary context that the stacks share, and the readings of
+Owns a few small kernels, built at run time by NVRTC in the primary context that the stacks share, and the readings of
 NVML. It does not own the times (cupti). cuda-bindings and nvidia-ml-py only: it runs in every GPU stack's environment.
 
 The gate is a kernel that fills every thread slot of every multiprocessor and waits for the host: whatever is launched
 meanwhile, on whatever stream, queues up behind it and starts when it opens. What a call costs its host then does not
 show as gaps between its kernels, as with the blocking kernel of nvbench; that one waits in the measured program's own
-stream, which a program that keeps its stream to itself (XLA) does not tell. Copy engines do not wait.
+stream, which a program that keeps its stream to itself (XLA) does not tell. Copies and memsets that need no
+multiprocessor do not wait.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ extern "C" __global__ void ridgemark_spin(unsigned long long ns) {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
     do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - begin < ns);
 }
+
+extern "C" __global__ void ridgemark_clear(unsigned long long *state) { state[0] = state[1] = 0; }
 
 // door (host memory): 0 opened by the host, 1 every block is in its place, 2 opened by itself.
 // state (device memory, zeroed before): 0 blocks in their place, 1 the global time at which all leave together.
@@ -181,7 +184,7 @@ class Gpu:
         module = checked(driver.cuModuleLoadData(np.frombuffer(cubin, np.uint8).ctypes.data))
         self._kernels = {
             name: checked(driver.cuModuleGetFunction(module, f"{OWN_PREFIX}{name}".encode()))
-            for name in ("read", "stamp", "spin", "gate")
+            for name in ("read", "stamp", "spin", "clear", "gate")
         }
         self._flush = checked(driver.cuMemAlloc(FLUSH_BYTES))
         checked(driver.cuMemsetD8(self._flush, 1, FLUSH_BYTES))
@@ -213,7 +216,7 @@ class Gpu:
         """
         door = self._door
         door[0] = door[1] = door[2] = 0
-        checked(self._driver.cuMemsetD8Async(self._gate_state, 0, 16, self._gate_stream))
+        self._launch("clear", 1, 1, (self._gate_state, 8), stream=self._gate_stream)
         arguments = ((self._gate_door, 8), (self._gate_state, 8), (_GATE_LIMIT_NS, 8), (self._stamps[0], 8))
         self._launch("gate", self._gate_blocks, _GATE_THREADS, *arguments, stream=self._gate_stream)
         until = time.monotonic() + 2 * _GATE_LIMIT_NS / 1e9

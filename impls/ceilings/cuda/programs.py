@@ -100,14 +100,14 @@ class Wgmma(Probe):
         super().__init__(case)
         self._shape = sources.WGMMA[case.dtype]
         source = sources.wgmma(self._shape)
-        shared = sources.wgmma_shared(self._shape)
-        self._kernel = driver.Kernel(source, "rate", "sm_90a", shared)
-        self.config = {"instruction": f"wgmma m64n256{self._shape.name}", "warpgroups": 2 * self._sms}
+        self._kernel = driver.Kernel(source, "rate", "sm_90a", self._shape.shared_bytes)
+        instruction = f"wgmma m64n{self._shape.columns}{self._shape.name}"
+        self.config = {"instruction": instruction, "warpgroups": self._shape.warpgroups * self._sms}
         self.artefacts["rate.cu"] = source
 
     def image(self, name: str, array: np.ndarray) -> np.ndarray:
-        """K last, swizzled; B's columns four times."""
-        operand, rows = (array, 64) if name == "A" else (array.T, 256)
+        """K last, swizzled; B's columns as often as the instruction takes them."""
+        operand, rows = (array, 64) if name == "A" else (array.T, self._shape.columns)
         return layout(operand, rows, self._shape.copies)
 
     def plain(self, name: str, image: np.ndarray) -> np.ndarray:
@@ -121,7 +121,7 @@ class Wgmma(Probe):
         iterations = self.case.repeats // self._shape.repeats
         arguments = [buffers["A"], buffers["B"], self._totals, self._ticket, buffers["C"]]
         call: Callable[[], None] = self._kernel.bound(
-            self._sms, sources.WGMMA_THREADS, [*(a.address for a in arguments), iterations]
+            self._sms, 128 * self._shape.warpgroups, [*(a.address for a in arguments), iterations]
         )
         return call
 
@@ -150,11 +150,11 @@ class Exponentials(Probe):
         super().__init__(case)
         self._kernel = driver.Kernel(sources.EXP, "exponentials", "sm_90a")
         # Every element is taken by equally many threads.
-        self._grid = 4 * self._sms // 16 * (VECTOR // sources.EXP_THREADS)
+        self._grid = 8 * self._sms // 16 * (VECTOR // sources.EXP_THREADS)
         self.config = {"instruction": "ex2.approx.ftz.f32", "threads": sources.EXP_THREADS * self._grid}
 
     def bind(self, buffers: Mapping[str, driver.Buffer]) -> Callable[[], None]:
-        """Four blocks for every multiprocessor."""
+        """Eight blocks for every multiprocessor."""
         arguments = [buffers["X"], self._totals, self._ticket, buffers["Y"]]
         call: Callable[[], None] = self._kernel.bound(
             self._grid, sources.EXP_THREADS, [*(a.address for a in arguments), self.case.repeats // SHIFTS]
@@ -171,11 +171,11 @@ class Stream(Probe):
         self._words = case.bytes // 16
         each = 8 if case.probe == "read" else 4
         threads = sources.STREAM_THREADS
-        self._grid = max(1, min(4 * self._sms, -(-self._words // (threads * each))))
+        self._grid = max(1, min(8 * self._sms, -(-self._words // (threads * each))))
         self.config = {"blocks": self._grid, "bytes_in_flight": self._grid * threads * each * 16}
 
     def bind(self, buffers: Mapping[str, driver.Buffer]) -> Callable[[], None]:
-        """As many blocks as the buffer needs, four for every multiprocessor at the most."""
+        """As many blocks as the buffer needs, eight for every multiprocessor at the most."""
         x, y = buffers["X"].address, buffers["Y"].address
         call: Callable[[], None]
         if self.case.probe == "launch":

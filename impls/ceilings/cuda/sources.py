@@ -7,7 +7,8 @@ call. Arguments are 64 bits wide.
 The tensor-core kernel keeps both operands in shared memory, 128-byte rows with the 128-byte swizzle that ``wgmma``
 reads, and accumulators in registers: m64n256, B's 64 columns four times, so that each instruction does four repeats and
 shared memory is read at 80 of 128 bytes a cycle. Two warpgroups take turns, so that one's conversions hide behind the
-other's products. 8-bit operands are laid twice along K, which fills the 128-byte row and does two repeats more at once.
+other's products; f8, whose accumulators are converted most often, takes four of half the width. 8-bit operands are laid
+twice along K, which fills the 128-byte row and does two repeats more at once.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ __device__ bool last_block(unsigned long long *ticket) {
 }
 """
 
+_ROWS, _ROW_BYTES = 64, 128
+
 
 @dataclass(frozen=True)
 class Wgmma:
     """One instruction shape of the rate probe.
 
     Attributes:
-        name: what follows m64n256 in its mnemonic.
+        name: what follows m64n<columns> in its mnemonic.
         tail: immediates after the descriptors.
         blocks: 128-byte blocks along K that an operand's 64 elements fill.
         copies: how often the operands are laid along K.
         flush: iterations after which accumulators are converted, so that they stay exact; 0 for never.
+        columns: of the instruction; B's 64 columns fill them several times.
     """
 
     name: str
@@ -45,11 +49,22 @@ class Wgmma:
     blocks: int
     copies: int
     flush: int
+    columns: int = 256
 
     @property
     def repeats(self) -> int:
         """Repeats of the case's product in one iteration over K."""
-        return 4 * self.copies
+        return self.columns // 64 * self.copies
+
+    @property
+    def warpgroups(self) -> int:
+        """Warpgroups of a multiprocessor: as many as its registers hold accumulators for."""
+        return 512 // self.columns
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory: both operands, and room to align them to 1024."""
+        return (_ROWS + self.columns) * _ROW_BYTES * self.blocks + 1024
 
 
 # With operands in [-63, 63], four columns' sums of 16 repeats stay below 4 * 16 * 64 * 63^2 < 2^24. f8 in [-7, 7] in
@@ -58,60 +73,56 @@ WGMMA = {
     "f16": Wgmma("k16.f32.f16.f16", ", p, 1, 1, 0, 0", 1, 1, 16),
     "bf16": Wgmma("k16.f32.bf16.bf16", ", p, 1, 1, 0, 0", 1, 1, 16),
     "tf32": Wgmma("k8.f32.tf32.tf32", ", p, 1, 1", 2, 1, 16),
-    "f8e4m3": Wgmma("k32.f32.e4m3.e4m3", ", p, 1, 1", 1, 2, 2),
+    "f8e4m3": Wgmma("k32.f32.e4m3.e4m3", ", p, 1, 1", 1, 2, 2, columns=128),
     "i8": Wgmma("k32.s32.s8.s8", ", p", 1, 2, 0),
 }
-WGMMA_THREADS = 256
-_ROWS, _COLUMNS, _ROW_BYTES = 64, 256, 128
-
-
-def wgmma_shared(shape: Wgmma) -> int:
-    """Bytes of shared memory: both operands, and room to align them to 1024."""
-    return (_ROWS + _COLUMNS) * _ROW_BYTES * shape.blocks + 1024
 
 
 def wgmma(shape: Wgmma) -> str:
     """``rate(A, B, totals, ticket, C, iterations)``: A and B are the images that ``layout`` makes."""
     kind, constraint = ("int", "r") if "s32" in shape.name else ("float", "f")
-    registers = ", ".join(f"%{i}" for i in range(128))
-    outputs = ", ".join(f'"+{constraint}"(d[{i}])' for i in range(128))
-    body = f"{{ .reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256{shape.name} "
-    body += f"{{{registers}}}, %128, %129{shape.tail}; }}"
-    convert = "d[j] + d[j + 32] + d[j + 64] + d[j + 96]"
+    held, threads = shape.columns // 2, 128 * shape.warpgroups
+    a_bytes, b_bytes = _ROWS * _ROW_BYTES * shape.blocks, shape.columns * _ROW_BYTES * shape.blocks
+    registers = ", ".join(f"%{i}" for i in range(held))
+    outputs = ", ".join(f'"+{constraint}"(d[{i}])' for i in range(held))
+    body = f"{{ .reg .pred p; setp.ne.b32 p, %{held + 2}, 0; "
+    body += f"wgmma.mma_async.sync.aligned.m64n{shape.columns}{shape.name} "
+    body += f"{{{registers}}}, %{held}, %{held + 1}{shape.tail}; }}"
+    convert = " + ".join(f"d[j + {i}]" for i in range(0, held, 32))
     if kind == "float":
-        convert = f"__float2int_rn(({convert.replace(' + d[j + 64]', ') + (d[j + 64]')}))"
+        convert = f"__float2int_rn({convert})"
     return (
         _FINISH
         + rf"""
-__device__ __forceinline__ void mma({kind} (&d)[128], unsigned long long a, unsigned long long b, int keep) {{
+__device__ __forceinline__ void mma({kind} (&d)[{held}], unsigned long long a, unsigned long long b, int keep) {{
     asm volatile("{body}" : {outputs} : "l"(a), "l"(b), "r"(keep));
 }}
 
-extern "C" __global__ void __launch_bounds__({WGMMA_THREADS}, 1) rate(
+extern "C" __global__ void __launch_bounds__({threads}, 1) rate(
     const uint4 *a, const uint4 *b, unsigned int *totals, unsigned long long *ticket, int *c,
     unsigned long long iterations) {{
     extern __shared__ unsigned char raw[];
     unsigned int base = (unsigned int)__cvta_generic_to_shared(raw);
     unsigned int aligned = (base + 1023) & ~1023u;
     uint4 *shared = (uint4 *)(raw + (aligned - base));
-    const int a_words = {_ROWS * _ROW_BYTES * shape.blocks // 16};
-    const int b_words = {_COLUMNS * _ROW_BYTES * shape.blocks // 16};
-    for (int i = threadIdx.x; i < a_words; i += {WGMMA_THREADS}) shared[i] = a[i];
-    for (int i = threadIdx.x; i < b_words; i += {WGMMA_THREADS}) shared[a_words + i] = b[i];
+    const int a_words = {a_bytes // 16};
+    const int b_words = {b_bytes // 16};
+    for (int i = threadIdx.x; i < a_words; i += {threads}) shared[i] = a[i];
+    for (int i = threadIdx.x; i < b_words; i += {threads}) shared[a_words + i] = b[i];
     asm volatile("fence.proxy.async.shared::cta;");
     __syncthreads();
     // Matrix descriptor: address, 1024 bytes between groups of eight rows, 128-byte swizzle (PTX ISA, wgmma).
     unsigned long long form = (1ull << 62) | (64ull << 32) | (1ull << 16);
     unsigned long long at = form | ((aligned & 0x3ffff) >> 4);
-    unsigned long long bt = form | (((aligned + {_ROWS * _ROW_BYTES * shape.blocks}) & 0x3ffff) >> 4);
-    unsigned int worker = 2 * blockIdx.x + threadIdx.x / 128, workers = 2 * gridDim.x;
+    unsigned long long bt = form | (((aligned + {a_bytes}) & 0x3ffff) >> 4);
+    unsigned int worker = {shape.warpgroups} * blockIdx.x + threadIdx.x / 128, workers = {shape.warpgroups} * gridDim.x;
     unsigned long long mine = iterations / workers + (worker < iterations % workers);
     int sums[32];
-    {kind} d[128];
+    {kind} d[{held}];
     #pragma unroll
     for (int j = 0; j < 32; j++) sums[j] = 0;
     #pragma unroll
-    for (int j = 0; j < 128; j++) d[j] = 0;
+    for (int j = 0; j < {held}; j++) d[j] = 0;
     while (mine) {{
         unsigned long long chunk = {"mine" if shape.flush == 0 else f"mine < {shape.flush} ? mine : {shape.flush}"};
         for (unsigned long long u = 0; u < chunk; u++) {{
@@ -121,7 +132,7 @@ extern "C" __global__ void __launch_bounds__({WGMMA_THREADS}, 1) rate(
                 #pragma unroll
                 for (int step = 0; step < 4; step++) {{
                     mma(d, at + block * {_ROWS * _ROW_BYTES // 16} + 2 * step,
-                        bt + block * {_COLUMNS * _ROW_BYTES // 16} + 2 * step, u || block || step);
+                        bt + block * {shape.columns * _ROW_BYTES // 16} + 2 * step, u || block || step);
                 }}
             }}
             asm volatile("wgmma.commit_group.sync.aligned;");
@@ -138,7 +149,7 @@ extern "C" __global__ void __launch_bounds__({WGMMA_THREADS}, 1) rate(
         atomicAdd(&totals[64 * row + column], (unsigned int)sums[j]);
     }}
     if (last_block(ticket)) {{
-        for (int i = threadIdx.x; i < 4096; i += {WGMMA_THREADS}) {{
+        for (int i = threadIdx.x; i < 4096; i += {threads}) {{
             c[i] = __ldcg(&totals[i]) & 0x7fffffff;
             totals[i] = 0;
         }}
@@ -208,7 +219,7 @@ EXP_THREADS = 256
 EXP = (
     _FINISH
     + r"""
-extern "C" __global__ void __launch_bounds__(256, 4) exponentials(
+extern "C" __global__ void __launch_bounds__(256, 8) exponentials(
     const float *x, double *totals, unsigned long long *ticket, float *y, unsigned long long blocks) {
     unsigned int thread = blockIdx.x * 256 + threadIdx.x, slots = gridDim.x / 16, slot = thread / 4096;
     float scaled = x[thread % 4096] * 1.44269504f;
@@ -256,17 +267,17 @@ extern "C" __global__ void __launch_bounds__(256) read(
     const uint4 *x, unsigned int *total, unsigned long long *ticket, int *y, unsigned long long words,
     unsigned long long repeats) {
     unsigned int sum = 0;
-    unsigned long long stride = (unsigned long long)gridDim.x * 256, first = blockIdx.x * 256ull + threadIdx.x;
+    unsigned long long stride = gridDim.x * 2048ull, first = blockIdx.x * 2048ull + threadIdx.x;
     for (unsigned long long r = 0; r < repeats; r++) {
         unsigned long long i = first;
-        for (; i + 7 * stride < words; i += 8 * stride) {
+        for (; i + 7 * 256 < words; i += stride) {
             uint4 v[8];
             #pragma unroll
-            for (int u = 0; u < 8; u++) v[u] = load(x + i + u * stride);
+            for (int u = 0; u < 8; u++) v[u] = load(x + i + u * 256);
             #pragma unroll
             for (int u = 0; u < 8; u++) sum += v[u].x + v[u].y + v[u].z + v[u].w;
         }
-        for (; i < words; i += stride) { uint4 v = load(x + i); sum += v.x + v.y + v.z + v.w; }
+        for (int u = 0; u < 8 && i < words; u++, i += 256) { uint4 v = load(x + i); sum += v.x + v.y + v.z + v.w; }
     }
     for (int o = 16; o; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
     __shared__ unsigned int of_warp[8];
@@ -281,17 +292,17 @@ extern "C" __global__ void __launch_bounds__(256) read(
 
 extern "C" __global__ void __launch_bounds__(256) copy(
     const uint4 *x, uint4 *y, unsigned long long words, unsigned long long repeats) {
-    unsigned long long stride = (unsigned long long)gridDim.x * 256, first = blockIdx.x * 256ull + threadIdx.x;
+    unsigned long long stride = gridDim.x * 1024ull, first = blockIdx.x * 1024ull + threadIdx.x;
     for (unsigned long long r = 0; r < repeats; r++) {
         unsigned long long i = first;
-        for (; i + 3 * stride < words; i += 4 * stride) {
+        for (; i + 3 * 256 < words; i += stride) {
             uint4 v[4];
             #pragma unroll
-            for (int u = 0; u < 4; u++) v[u] = load(x + i + u * stride);
+            for (int u = 0; u < 4; u++) v[u] = load(x + i + u * 256);
             #pragma unroll
-            for (int u = 0; u < 4; u++) y[i + u * stride] = v[u];
+            for (int u = 0; u < 4; u++) y[i + u * 256] = v[u];
         }
-        for (; i < words; i += stride) y[i] = load(x + i);
+        for (int u = 0; u < 4 && i < words; u++, i += 256) y[i] = load(x + i);
     }
 }
 

@@ -220,7 +220,8 @@ class Product:
             ),
         )
 
-        def launch() -> None:
+        # The arguments point into the descriptors: the function keeps them alive.
+        def launch(_product: Product = self) -> None:
             status = matmul(*arguments)
             if status:
                 raise CublasError(f"cublasLtMatmul says status {status}.")
