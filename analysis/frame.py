@@ -184,8 +184,8 @@ class _Builder:
             elif kind == "stack":
                 self.stacks[line["run"], line["stack"]] = {
                     "versions": dict(line.get("versions") or {}),
-                    "lock": line.get("lock"),
-                    "python": line.get("python"),
+                    "lock": _text(line.get("lock")),
+                    "python": _text(line.get("python")),
                 }
             elif kind == "end":
                 self.ends[line["run"]] = bool(line.get("interrupted"))
@@ -208,8 +208,8 @@ class _Builder:
             "replica": int(replica),
             "regime": sys.intern(regime),
             "status": sys.intern(line["status"]),
-            "reason": get("reason") or None,
-            "method": get("method"),
+            "reason": _text(get("reason")),
+            "method": _text(get("method")),
             "complete": bool(get("complete", True)),
             "rounds": len(rounds),
             "prepare_s": _number(get("prepare_s")),
@@ -219,7 +219,7 @@ class _Builder:
             "workspace_bytes": _number(get("workspace_bytes")),
             "error_worst": max((_number(e.get("worst")) for e in errors), default=math.nan),
             "error_max_abs": max((_number(e.get("max_abs")) for e in errors), default=math.nan),
-            "flags": tuple(get("flags") or ()),
+            "flags": tuple(map(str, get("flags") or ())),
             "config": self.configs.setdefault(repr(config), config),
             "seed": get("seed"),
             "when": get("when"),
@@ -299,22 +299,29 @@ class _Builder:
 
 
 def _run(line: Mapping[str, Any]) -> dict[str, Any]:
-    machine, device = line.get("machine") or {}, line.get("device") or {}
+    machine, device, threads = line.get("machine") or {}, line.get("device") or {}, None
+    if isinstance(device.get("threads"), int):
+        threads = device["threads"]
     return {
-        "machine": machine.get("name") or UNKNOWN,
-        "device_kind": device.get("kind") or UNKNOWN,
-        "device": device.get("name") or UNKNOWN,
-        "arch": device.get("arch"),
-        "threads": device.get("threads"),
-        "started": line.get("started"),
-        "run_seed": line.get("seed"),
-        "commit": line.get("commit"),
-        "dirty": line.get("dirty"),
+        "machine": _text(machine.get("name")) or UNKNOWN,
+        "device_kind": _text(device.get("kind")) or UNKNOWN,
+        "device": _text(device.get("name")) or UNKNOWN,
+        "arch": _text(device.get("arch")),
+        "threads": threads,
+        "started": _text(line.get("started")),
+        "run_seed": line["seed"] if isinstance(line.get("seed"), int) else None,
+        "commit": _text(line.get("commit")),
+        "dirty": line["dirty"] if isinstance(line.get("dirty"), bool) else None,
         "interrupted": True,
         "harness": line.get("harness"),
         "plan": line.get("plan"),
         "machine_facts": machine,
     }
+
+
+def _text(value: Any) -> str | None:
+    """Text, whatever JSON value stands where text should; None for what is missing or empty."""
+    return None if value is None or value == "" else str(value)
 
 
 def _number(value: Any) -> float:

@@ -273,14 +273,15 @@ class _DeviceTable:
             "note": ",".join(numbers),
         }
         return {
-            h: Text(_plain(c), style=_COLOURS.get(word, "magenta") if h == "verdict" else "") for h, c in cells.items()
+            h: Text(printable(c), style=_COLOURS.get(word, "magenta") if h == "verdict" else "")
+            for h, c in cells.items()
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         first = self.rows[0]
         where = first.device if first.machine == first.device else f"{first.machine}: {first.device}"
         threads = f", {first.threads:g} threads" if first.threads else ""
-        yield Text(_plain(f"{where}{threads}, {first.regime}"), style="bold underline")
+        yield Text(printable(f"{where}{threads}, {first.regime}"), style="bold underline")
 
         width = {h: max(len(h), *(cells[h].cell_len for cells in self.cells)) for h in _HEADINGS}
         kept = [h for h in _HEADINGS if h == "implementation" or any(cells[h].plain for cells in self.cells)]
@@ -292,11 +293,11 @@ class _DeviceTable:
 
         yield self._grid(kept, width, {h: Text(h, style="bold") for h in kept})
         for case, of in itertools.groupby(zip(self.rows, self.cells, strict=True), key=lambda pair: pair[0].case):
-            yield Text(_plain(case), style="bold", overflow="fold")
+            yield Text(printable(case), style="bold", overflow="fold")
             yield self._grid(kept, width, *(cells for _, cells in of))
         yield Text()
         for note, number in self.notes.items():
-            yield Text(f"{number}  {_plain(note)}")
+            yield Text(f"{number}  {printable(note)}")
         lines = _legend(self.rows)
         if left_out:
             lines.append(f"Left out on this narrow terminal: {', '.join(left_out)} (--csv and --json have everything).")
@@ -355,6 +356,6 @@ def _legend(chosen: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _plain(text: str) -> str:
+def printable(text: str) -> str:
     """Text from records without control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

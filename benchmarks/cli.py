@@ -1,4 +1,4 @@
-"""The command ``ridgemark``: doctor, list, check, compare, show.
+"""The command ``ridgemark``: doctor, list, check, compare, show, report.
 
 Owns arguments, messages and exit codes. Exit codes: 0 done; 1 done, and something was wrong; 2 nothing could be done,
 with one sentence that says why and what to do; 130 interrupted.
@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from analysis import frame as frames
+from analysis import report as reports
 from analysis import table
 from benchmarks.engine import cases as case_files
 from benchmarks.engine import doctor as doctors
@@ -356,6 +358,34 @@ def _measure(run: Run, device: Device, budget_s: float | None, *, named: bool) -
             return one.run(progress)
     finally:
         writer.close()
+
+
+@app.command()
+def report(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PATH]...", help="Records files, or results folders.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write it.")] = Path("site/report"),
+) -> None:
+    """The decision report from records: index.html (one file, works offline), report.md, report.json.
+
+    [bold]Examples[/]
+      ridgemark report
+      ridgemark report results/records/h200 --out /tmp/h200
+    """
+    paths = paths or [Path("results")]
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"There is no {path}. Give a records file or a results folder.")
+    try:
+        made = reports.write(frames.load(paths), folder)
+    except OSError as error:
+        raise UsageError(f"Cannot write {folder}: {error.strerror}. Give another folder with --out DIR.") from error
+    for note in made["notes"]:
+        err.print(f"[yellow]note:[/] {escape(table.printable(note))}", highlight=False)
+    out.print(f"Report: {folder / reports.FILES[0]}", highlight=False, soft_wrap=True)
+    if not made["counts"]["results"]:
+        raise UsageError(f"{', '.join(map(str, paths))}: no results yet. Measure some with: ridgemark compare")
 
 
 # -- what the arguments mean ------------------------------------------------------------------------------------------
