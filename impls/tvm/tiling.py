@@ -1,14 +1,14 @@
 """Block sizes of the packed product, from the vector unit, the caches and the shape. Imports no TVM.
 
 The product is blocked as in Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (ACM TOMS 34,
-2008), with the operand that stays in L2 exchanged: a task packs a block of B into its L2 cache and streams all panels of
-A past it, so that each element of B is packed once and by the core that uses it. Sizes follow from the machine instead
-of a search, as in Low et al., "Analytical modeling is enough for high-performance BLIS" (ACM TOMS 43, 2016).
+2008), with the operand that stays in L2 exchanged: a task packs a block of B into its L2 cache and streams all panels
+of A past it, so that each element of B is packed once and by the core that uses it. Sizes follow from the machine
+instead of a search, as in Low et al., "Analytical modeling is enough for high-performance BLIS" (ACM TOMS 43, 2016).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # A packed block of B may take this share of a core's L2; the rest is for A's panels and the sums in flight.
 _L2_SHARE = 0.5
@@ -20,6 +20,12 @@ _L2_EXPOSED = 0.15
 # Cycles that a tile costs beside its sums: loop entry, sums to memory and on to C. Measured as the intercept over K
 # on a Zen 4 (14 x 32 tile).
 _TILE_OVERHEAD = 60
+# Cycles in which a vector of B is packed: a load, a store, a share of a cache miss.
+_PACK_CYCLES = 3
+# Words in a block of K at the least, where K is cut at all.
+_LEAST_KC = 256
+# Panels of A that are reckoned with where M is not known.
+_SOME_PANELS = 32
 # A parallel region costs about 7 us (two threads of a Zen 4 that sleep between regions): below this many cycles of
 # work a second thread does not pay.
 _SERIAL_CYCLES = 40_000
@@ -34,10 +40,13 @@ class VectorUnit:
     Attributes:
         lanes: 32-bit lanes of a vector register.
         registers: vector registers.
+        temporaries: of those, what LLVM needs beside the sums and a row of B: elements of A (x86 repeats them straight
+            from memory, one at a time; for aarch64 LLVM loads several ahead), products that are not added at once.
     """
 
     lanes: int
     registers: int
+    temporaries: int = 1
 
 
 @dataclass(frozen=True)
@@ -81,13 +90,13 @@ class Tiling:
 
 
 def register_tiles(unit: VectorUnit) -> list[tuple[int, int]]:
-    """(rows, vectors per row) whose sums, one row of B and one element of A fit the registers."""
+    """(rows, vectors per row) whose sums and one row of B fit the registers."""
     return [
         (mr, nv)
         for nv in range(1, 9)
         # Tensor intrinsics with an axis of length one do not match the loops they describe, so two rows at least.
         for mr in range(2, unit.registers)
-        if mr * nv + nv + 1 <= unit.registers
+        if mr * nv + nv + unit.temporaries <= unit.registers
     ]
 
 
@@ -106,65 +115,67 @@ def choose(
         l2_bytes: L2 cache of a core.
         whole_k: K must be one block.
     """
-    best: tuple[float, int, Tiling] | None = None
+    # Tensor intrinsics with an axis of length one do not match the loops they describe.
+    words = max(words, 2)
     over_batch = batch >= threads > 1
-    words = max(words, 2)  # see register_tiles
+    best: tuple[float, int, Tiling] | None = None
     for mr, nv in register_tiles(unit):
-        if m is not None and mr > max(m, 2):
+        column_panels = _ceil(n, nv * unit.lanes)
+        too_tall = m is not None and mr > max(m, 2)
+        too_wide = nv > 1 and column_panels * nv * unit.lanes - n >= (nv - 1) * unit.lanes
+        if too_tall or too_wide:
             continue
-        nr = nv * unit.lanes
-        column_panels = -(-n // nr)
-        if nv > 1 and column_panels * nr - n >= nr - unit.lanes:
-            continue  # one vector less would do
-        from_l2 = 4 * (mr + nr) / _L2_RATE
-        cycles_per_word = max(mr * nv, mr + nv, _FMA_LATENCY, from_l2) + _L2_EXPOSED * from_l2
-        # Without knowing M, a full tile is as likely as any.
-        row_panels = None if m is None else -(-m // mr)
-        most_blocks = 1 if whole_k else 1 + words // 256
-        for k_blocks in range(1, 1 + most_blocks):
-            unroll = max(1, min(8, 24 // (mr * nv)))
-            kc = -(-(-(-words // k_blocks)) // unroll) * unroll
-            fits = int(l2_bytes * _L2_SHARE) // (4 * nr * kc)
-            if not fits and k_blocks < most_blocks:
-                continue
-            for column_blocks in _block_counts(column_panels, max(1, fits), threads):
-                block_panels = -(-column_panels // column_blocks)
-                for row_chunks in (1,) if over_batch else _chunk_counts(row_panels, column_blocks * batch, threads):
-                    chunk = None if row_panels is None else -(-row_panels // row_chunks)
-                    tasks = batch if over_batch else batch * row_chunks * column_blocks
-                    tiles_per_task = (32 if chunk is None else chunk) * block_panels
-                    if over_batch:
-                        tiles_per_task *= column_blocks
-                    tile = kc * k_blocks * cycles_per_word + k_blocks * _TILE_OVERHEAD
-                    # Packing B: about three cycles per vector (load, store, the load's share of a miss).
-                    pack = block_panels * nv * kc * k_blocks * 3 * (column_blocks if over_batch else 1)
-                    per_task = tiles_per_task * tile + pack
-                    total = -(-tasks // threads) * per_task
-                    # Useful work is what counts: an unknown M is charged per row.
-                    cost = total / (mr if chunk is None else 1)
-                    parallel = threads > 1 and tasks > 1 and tasks * per_task > _SERIAL_CYCLES
-                    if not parallel:
-                        cost *= min(tasks, threads)
-                    key = (cost, -mr * nv)
+        row_panels = None if m is None else _ceil(m, mr)
+        unroll = max(1, min(8, 24 // (mr * nv)))
+        for k_blocks in range(1, 2 if whole_k else 2 + words // _LEAST_KC):
+            kc = _ceil(_ceil(words, k_blocks), unroll) * unroll
+            fitting = int(l2_bytes * _L2_SHARE) // (4 * nv * unit.lanes * kc)
+            for column_blocks in _block_counts(column_panels, max(1, fitting), threads):
+                tasks = batch * column_blocks
+                for row_chunks in [1] if over_batch else _chunk_counts(row_panels, tasks, threads):
+                    panels = None if row_panels is None else _ceil(row_panels, row_chunks)
+                    blocks = (column_blocks, _ceil(column_panels, column_blocks))
+                    over = "batch" if over_batch else "blocks"
+                    tiling = Tiling(
+                        mr, nv, unit.lanes, kc, k_blocks, unroll, row_chunks, panels, *blocks, over, False, False
+                    )
+                    cycles, parallel = _estimate(tiling, batch, threads)
+                    # Of an unknown M what counts is the time per row.
+                    key = (cycles / (mr if m is None else 1), -mr * nv)
                     if best is None or key < best[:2]:
-                        tiling = Tiling(
-                            mr, nv, unit.lanes, kc, k_blocks, unroll, row_chunks, chunk, column_blocks, block_panels,
-                            "batch" if over_batch else "blocks", parallel,
-                            parallel and (m is None or batch * m * words > _SERIAL_PACK),
-                        )  # fmt: skip
-                        best = (*key, tiling)
+                        pack = parallel and (m is None or batch * m * words > _SERIAL_PACK)
+                        best = (*key, replace(tiling, parallel=parallel, parallel_pack=pack))
     assert best is not None
     return best[2]
 
 
-def _block_counts(panels: int, fits: int, threads: int) -> list[int]:
+def _estimate(t: Tiling, batch: int, threads: int) -> tuple[float, bool]:
+    """Cycles until the last thread is done, and whether it takes more than one."""
+    from_l2 = 4 * (t.mr + t.nr) / _L2_RATE
+    word = max(t.mr * t.nv, t.mr + t.nv, _FMA_LATENCY, from_l2) + _L2_EXPOSED * from_l2
+    tile = t.k_blocks * (t.kc * word + _TILE_OVERHEAD)
+    packing = t.block_panels * t.nv * t.kc * t.k_blocks * _PACK_CYCLES
+    block = (_SOME_PANELS if t.panels is None else t.panels) * t.block_panels * tile + packing
+    if t.tasks_over == "batch":
+        tasks, task = batch, block * t.column_blocks
+    else:
+        tasks, task = batch * t.row_chunks * t.column_blocks, block
+    parallel = threads > 1 and tasks > 1 and tasks * task > _SERIAL_CYCLES
+    return (_ceil(tasks, threads) if parallel else tasks) * task, parallel
+
+
+def _block_counts(panels: int, fitting: int, threads: int) -> list[int]:
     """Numbers of column blocks worth a look: as few as the cache allows, and more so that threads share evenly."""
-    fewest = -(-panels // fits)
+    fewest = _ceil(panels, fitting)
     counts = {fewest, *(count for count in (threads, 2 * threads, 4 * threads) if fewest <= count <= panels)}
-    return sorted({-(-panels // -(-panels // count)) for count in counts})
+    return sorted({_ceil(panels, _ceil(panels, count)) for count in counts})
 
 
 def _chunk_counts(row_panels: int | None, tasks: int, threads: int) -> list[int]:
     """Numbers of row chunks worth a look: more than one only where the column blocks leave threads idle."""
     most = threads if row_panels is None else row_panels
-    return sorted({1, *(count for count in (-(-threads // tasks), -(-2 * threads // tasks)) if 1 < count <= most)})
+    return sorted({1, *(count for count in (_ceil(threads, tasks), _ceil(2 * threads, tasks)) if 1 < count <= most)})
+
+
+def _ceil(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)

@@ -7,13 +7,14 @@ what it means (and what TVM compiles where nothing better is known), and as the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from impls.tvm.kernels.host import Host
+from impls.tvm.tiling import VectorUnit
 
 Expr = Any
 
@@ -52,6 +53,7 @@ class Arithmetic:
         multiply: words of A and B -> the sum of their products (scalars).
         accumulate: vectors (sums, words of A, words of B) -> sums.
         library: LLVM functions that ``accumulate`` calls.
+        temporaries: vectors that ``accumulate`` needs beside its arguments.
         offset: what ``pack_a`` adds to each element of A; the sums hold ``offset`` times B's column sums too many.
     """
 
@@ -64,7 +66,12 @@ class Arithmetic:
     multiply: Callable[[Expr, Expr], Expr]
     accumulate: Callable[[Expr, Expr, Expr], Expr]
     library: str = ""
+    temporaries: int = 0
     offset: int = 0
+
+    def unit(self, unit: VectorUnit) -> VectorUnit:
+        """The vector unit as this arithmetic leaves it to a tile."""
+        return replace(unit, temporaries=unit.temporaries + self.temporaries)
 
 
 def choose(dtype: str, host: Host) -> Arithmetic:
@@ -133,8 +140,9 @@ FMA = Arithmetic(
     "multiply-add f32", 1, "float32", "float32", _only, _only, lambda a, b: a * b, lambda sums, a, b: sums + a * b
 )
 INTEGER = Arithmetic(
-    "multiply-add i32", 1, "int32", "int32", _only, _only, lambda a, b: a * b, lambda sums, a, b: sums + a * b
-)
+    "multiply-add i32", 1, "int32", "int32", _only, _only, lambda a, b: a * b, lambda sums, a, b: sums + a * b,
+    temporaries=2,
+)  # fmt: skip
 DPBF16 = Arithmetic(
     "vdpbf16ps",
     2,

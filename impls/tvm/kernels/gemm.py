@@ -19,7 +19,7 @@ Expr = Any
 
 
 def define(case: Gemm, host: Host, symbolic: bool = False) -> tirx.PrimFunc:
-    """What ``case`` computes, of A, B [, bias or residual] and C. With ``symbolic`` M is a variable, and a grouped case becomes one group's product."""
+    """What ``case`` computes, of A, B [, bias or residual] and C. With ``symbolic`` M is a variable."""
     m: Expr = tirx.Var("m", "int32") if symbolic else case.m
     chosen = arithmetic.choose(case.dtype, host)
     blocks = tiling.choose(
@@ -28,7 +28,7 @@ def define(case: Gemm, host: Host, symbolic: bool = False) -> tirx.PrimFunc:
         -(-case.k // chosen.group),
         batch=case.batch,
         threads=host.threads,
-        unit=host.unit,
+        unit=chosen.unit(host.unit),
         l2_bytes=host.l2_bytes,
         whole_k=chosen.offset != 0,
     )

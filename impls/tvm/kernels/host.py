@@ -80,15 +80,16 @@ def _host(cpu: str, arch: str, missing: frozenset[str], threads: int) -> Host:
     if absent:
         target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "mattr": [f"-{f}" for f in absent]})
     features = frozenset(native - set(absent))
-    return Host(target, features, _vector_unit(arch, features), _l2_bytes(), threads)
+    return Host(target, features, vector_unit(arch, features), _l2_bytes(), threads)
 
 
-def _vector_unit(arch: str, features: frozenset[str]) -> VectorUnit:
+def vector_unit(arch: str, features: frozenset[str]) -> VectorUnit:
+    """What a CPU with these features (LLVM's names) computes with."""
     if "avx512f" in features:
         return VectorUnit(16, 32)
     if "avx2" in features:
         return VectorUnit(8, 16)
-    return VectorUnit(4, 32 if arch == "aarch64" else 16)
+    return VectorUnit(4, 32, temporaries=4) if arch == "aarch64" else VectorUnit(4, 16)
 
 
 def _l2_bytes() -> int:

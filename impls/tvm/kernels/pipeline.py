@@ -1,7 +1,7 @@
 """The Relax pipeline: TVM's own for CPUs, with matmul, softmax and GELU lowered our way and schedules after fusion.
 
-TVM leaves a matmul on a CPU as three nested loops (0.3 GFLOP/s). Here ``relax.matmul`` becomes the packed product, which
-FuseOps may follow with elementwise work as if it were one; FuseTIR makes one function of both, and a rule in the manner
+TVM leaves a matmul on a CPU as three nested loops (0.3 GFLOP/s). Here ``relax.matmul`` becomes the packed product, to
+which FuseOps may join the elementwise work that follows; FuseTIR makes one function of both, and a rule in the manner
 of TVM's dlight schedules it. TVM's exp and tanh call libm element by element; softmax and GELU take the polynomial.
 """
 
@@ -77,7 +77,7 @@ def _matmul(builder: relax.BlockBuilder, call: relax.Call, host: Host) -> relax.
     batch, dtype, out = math.prod(lead), _DTYPES[str(call.args[0].ty.dtype)], str(call.ty.dtype)
     how = arithmetic.choose(dtype, host)
     blocks = tiling.choose(
-        m, n, -(-k // how.group), batch=batch, threads=host.threads, unit=host.unit, l2_bytes=host.l2_bytes,
+        m, n, -(-k // how.group), batch=batch, threads=host.threads, unit=how.unit(host.unit), l2_bytes=host.l2_bytes,
         whole_k=how.offset != 0,
     )  # fmt: skip
 
@@ -159,9 +159,7 @@ def _softmax(builder: relax.BlockBuilder, call: relax.Call, host: Host) -> relax
         peak = te.compute(lead, lambda *at: te.max(peaks(*at, lane), axis=lane), name="peak")
         powers = te.compute(
             (*lead, chunks * lanes),
-            lambda *at: inside(
-                at[-1], elements.exp(x(*at) - peak(*at[:-1])), tirx.const(0.0, "float32")
-            ),
+            lambda *at: inside(at[-1], elements.exp(x(*at) - peak(*at[:-1])), tirx.const(0.0, "float32")),
             name="powers",
         )
         chunk, lane = te.reduce_axis((0, chunks), "chunk"), te.reduce_axis((0, lanes), "lane")
@@ -250,10 +248,13 @@ class ElementwiseRule(dlight.ScheduleRule):
         if not all(all(axis.iter_type == tirx.IterVar.DataPar for axis in sch.get(b).iter_vars) for b in blocks):
             return None
         last = sch.get_sblock(_inline_after(sch, _names(sch)[0]))
-        *outer, inner = sch.get_loops(last)
+        loops = sch.get_loops(last)
+        if not loops:  # a single element
+            return sch
+        *outer, inner = loops
         if not outer:
-            outer, inner = sch.split(inner, [None, self._host.unit.lanes])
-            outer = [outer]
+            first, inner = sch.split(inner, [None, self._host.unit.lanes])
+            outer = [first]
         task = sch.fuse(*outer) if len(outer) > 1 else outer[0]
         if self._host.threads > 1:
             sch.parallel(task)

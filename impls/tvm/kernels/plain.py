@@ -1,7 +1,7 @@
 """A GEMM case as MetaSchedule gets it: the sum and what follows it, with B in panels, and no schedule.
 
-Storing B in panels of consecutive columns, and operands raised to f32, are part of the definition, since they are stages
-that MetaSchedule's rules do not invent; all loops of all stages are left to it.
+Storing B in panels of consecutive columns, and operands raised to f32, are part of the definition: MetaSchedule's rules
+do not invent such stages. All loops of all stages are left to it.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def define(case: Gemm) -> tirx.PrimFunc:
     panel = next((width for width in _PANELS if case.n % width == 0), case.n)
     panels = te.compute(
         (*lead, case.n // panel, case.k, panel),
-        lambda *at: element(
-            b, at[:rank], at[rank] * panel + at[rank + 2], at[rank + 1], case.layout[1] == "t"
-        ),
+        lambda *at: element(b, at[:rank], at[rank] * panel + at[rank + 2], at[rank + 1], case.layout[1] == "t"),
         name="b_panels",
         attrs=_KEEP,
     )

@@ -71,9 +71,7 @@ class Plan:
     def loads(cls, text: str) -> Plan:
         """From ``dumps``."""
         fields = json.loads(text)
-        return cls(
-            BY_NAME[fields["arithmetic"]], Tiling(**fields["tiling"]), fields["a_along_k"], fields["b_along_k"]
-        )
+        return cls(BY_NAME[fields["arithmetic"]], Tiling(**fields["tiling"]), fields["a_along_k"], fields["b_along_k"])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A Relax module as a program: compiled by ``pipeline``, run by Relax's virtual machine, which allocates the outputs."""
+"""A Relax module as a program: compiled by ``pipeline``, run by Relax's virtual machine, which allocates outputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class RelaxProgram(Program):
         scheduled, executable = pipeline.compile_module(module, machine)
         machine_code = relax.VirtualMachine(executable, tvm.cpu())
         self._main = machine_code["main"]
-        self._residuals = machine_code["residuals"] if "residuals" in {str(v.name_hint) for v in module.functions} else None
+        functions = {str(name.name_hint) for name in module.functions}
+        self._residuals = machine_code["residuals"] if "residuals" in functions else None
         self._outputs = {name: dtype(spec.dtype).storage for name, spec in case.output_specs().items()}
         self.config = compiled.config(machine) | {"kernels": pipeline.kernels(scheduled)}
         self.artefacts = {"graph.py": module.script(), "scheduled.py": scheduled.script()}

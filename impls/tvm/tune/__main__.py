@@ -89,7 +89,7 @@ def search(case: Gemm, trials: int, threads: int) -> Record:
 
 
 def build_candidate(module: Any, target: Any, _parameters: Any) -> Any:
-    """Compile one candidate, in a process of TVM's: its own function imports all of TVM's CUDA intrinsics first (24 s)."""
+    """Compile one candidate, in a process of TVM's, whose own function first imports all CUDA intrinsics (24 s)."""
     import tvm
 
     return tvm.tirx.build(module, target=target)
