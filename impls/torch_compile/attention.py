@@ -18,7 +18,6 @@ from impls.contract import Device, Implementation, Program
 from impls.torch_compile import capture
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
-from impls.workloads.dtypes import dtype
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +62,7 @@ class _Compiled(Implementation):
                 return inner(q.to(wide), k.to(wide), v.to(wide)).to(own).contiguous()
             return inner(q, k, v).contiguous()
 
-        return _Attention(case, capture.Captured(attend, self.backend, self.mode), config)
+        return _Attention(case, capture.Captured(attend, self.backend, self.mode), config, device)
 
     def _attend(self, case: Attention, work: str, config: dict[str, Any]) -> Attend:
         """O from Q, K, V, each (B, S, H, D) in dtype ``work``; what was chosen goes into ``config``."""
@@ -91,8 +90,8 @@ class Default(_Compiled, eager.Unfused):
             # The products leave in their own dtype; between them everything is f32.
             scores = torch.bmm(q, k).float() * scale
             if masked:
-                at = torch.arange(sq)[:, None] + (sk - sq)
-                j = torch.arange(sk)
+                at = torch.arange(sq, device=q.device)[:, None] + (sk - sq)
+                j = torch.arange(sk, device=q.device)
                 visible = j <= at
                 if window:
                     visible &= j > at - window
@@ -133,6 +132,24 @@ class AotEager(Default):
         """As the eager one's, and two f32 copies of the scores."""
         assert isinstance(case, Attention)
         return super().workspace_bytes(case) + 8 * case.batch * case.hq * case.sq * case.sk
+
+
+class ReduceOverhead(Default):
+    """What ``default`` compiles, replayed as a CUDA graph. On a CPU the mode changes nothing: no graph to replay."""
+
+    name: ClassVar[str] = "torch_compile.reduce_overhead"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    summary: ClassVar[str] = f"as default, under torch.compile(mode='reduce-overhead'): {capture.NO_CPU}"
+    mode: ClassVar[str] = "reduce-overhead"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """TF32, and the backward pass alone."""
+        assert isinstance(case, Attention)
+        if case.dtype == "tf32":
+            return "torch's batched products of f32 are kept in f32 here."
+        if case.direction == "bwd":
+            return "A recorded graph keeps the residuals of its last replay only, and two input sets need theirs."
+        return None
 
 
 class Sdpa(_Compiled, eager.Sdpa):
@@ -200,35 +217,30 @@ class _Loaded:
 class _Attention(Program):
     """Forward, backward or both, by one captured function of Q, K and V."""
 
-    def __init__(self, case: Attention, attend: capture.Captured, config: dict[str, Any]) -> None:
+    def __init__(self, case: Attention, attend: capture.Captured, config: dict[str, Any], device: Device) -> None:
         super().__init__()
         import torch
         from torch._functorch import config as autograd_config
 
         from impls.support import torch_arrays
 
-        self._case, self._attend, self._arrays = case, attend, torch_arrays
+        self._case, self._attend, self._arrays, self._inputs = case, attend, torch_arrays, capture.Inputs(device)
         self._grad = torch.autograd.grad
         # A donated residual is overwritten by the backward pass, which then runs once only: not where the next call
         # needs the residuals too.
         with autograd_config.patch(donated_buffer=case.direction != "bwd"):
-            attend.compile(self._first_call)
+            examples = self._inputs.examples(case)
+            attend.compile(lambda: self.run(self._with_residuals(examples)))
         self.config = config | attend.config
         self.artefacts = attend.artefacts
 
-    def _first_call(self) -> None:
-        self.run(self.load({n: np.zeros(s.shape, dtype(s.dtype).storage) for n, s in self._case.input_specs().items()}))
-
     def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
-        """Tensors over the worker's arrays; for the backward pass alone, the forward graph's residuals."""
-        tensors = {name: self._arrays.to_torch(array) for name, array in inputs.items()}
-        if self._case.direction != "fwd":
-            for name in ("Q", "K", "V"):
-                tensors[name].requires_grad_()
-        return _Loaded(tensors, self._forward(tensors) if self._case.direction == "bwd" else None)
+        """Tensors of the arrays; for the backward pass alone, the forward graph's residuals."""
+        return self._with_residuals(self._inputs.place(inputs))
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
-        """The tensors lie over the worker's arrays; what the forward graph left behind is made anew."""
+        """In place; what the forward graph left behind is made anew."""
+        self._inputs.replace(loaded.inputs, inputs)
         if loaded.output is not None:
             loaded.output = None  # frees the former residuals first
             loaded.output = self._forward(loaded.inputs)
@@ -254,8 +266,18 @@ class _Attention(Program):
         return {name: self._arrays.to_numpy(tensor) for name, tensor in result.items()}
 
     def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
-        """The tensors over the worker's arrays."""
+        """The tensors."""
         return {name: self._arrays.to_numpy(tensor) for name, tensor in loaded.inputs.items()}
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._inputs.synchronize()
+
+    def _with_residuals(self, tensors: dict[str, torch.Tensor]) -> _Loaded:
+        if self._case.direction != "fwd":
+            for name in ("Q", "K", "V"):
+                tensors[name].requires_grad_()
+        return _Loaded(tensors, self._forward(tensors) if self._case.direction == "bwd" else None)
 
     def _forward(self, t: dict[str, torch.Tensor]) -> torch.Tensor:
         output: torch.Tensor = self._attend(t["Q"], t["K"], t["V"])

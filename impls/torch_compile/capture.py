@@ -17,11 +17,15 @@ import shutil
 import time
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from impls.contract import Device
+from impls.workloads.base import Case
+from impls.workloads.dtypes import dtype
 
 if TYPE_CHECKING:
     import torch
@@ -79,13 +83,14 @@ class Captured:
         from torch._inductor import select_algorithm
         from torch._inductor.utils import fresh_cache
 
-        if self._backend == "inductor":
+        if self._backend == "inductor" and self._mode != "reduce-overhead":
             _warm_toolchain(torch.get_num_threads())
         select_algorithm.add_feedback_saver(self._note_autotuning)
         try:
             with fresh_cache():
                 start = time.perf_counter()
-                first_call()
+                for _ in range(CALLS_TO_COMPILE.get(self._mode, 1)):
+                    first_call()
                 seconds = time.perf_counter() - start
         finally:
             select_algorithm.clear_feedback_savers()
@@ -139,6 +144,47 @@ class Captured:
             self._autotuned.append({"operator": name, "chosen": min(raced, key=raced.__getitem__), "of": sorted(raced)})
 
 
+class Inputs:
+    """A program's tensors where it wants them: over the worker's arrays on a CPU, copies of them on a GPU."""
+
+    def __init__(self, device: Device) -> None:
+        """Nothing is placed yet."""
+        from impls.support import torch_arrays
+
+        self._arrays, self._kind = torch_arrays, device.kind
+
+    def place(self, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Tensors of the arrays, in their order."""
+        return {name: self._arrays.to_torch(array).to(self._kind) for name, array in inputs.items()}
+
+    def replace(self, tensors: Mapping[str, torch.Tensor], inputs: Mapping[str, np.ndarray]) -> None:
+        """New contents, in place. On a CPU the tensors lie over the worker's arrays, which have them already."""
+        import torch
+
+        if self._kind != "cpu":
+            with torch.no_grad():
+                for name, tensor in tensors.items():
+                    tensor.copy_(self._arrays.to_torch(inputs[name]))
+
+    def examples(self, case: Case) -> dict[str, torch.Tensor]:
+        """Zeros in the shapes and dtypes of the case's inputs, to compile with."""
+        return self.place({n: np.zeros(s.shape, dtype(s.dtype).storage) for n, s in case.input_specs().items()})
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        import torch
+
+        if self._kind == "cuda":
+            torch.cuda.synchronize()
+
+
+# The warm-up, the recording and a replay of a CUDA graph take a call each.
+CALLS_TO_COMPILE = {"reduce-overhead": 3}
+
+# Why no CPU is among the devices of reduce_overhead, for its summary.
+NO_CPU = "replayed as a CUDA graph, which a CPU has none of"
+
+
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function over a code object that no other function has."""
     assert isinstance(function, types.FunctionType)
@@ -166,17 +212,17 @@ def _warm_toolchain(threads: int) -> None:
         torch.compile(increment, dynamic=False)(torch.zeros(64))
 
 
-def work_dtype(dtype: str, out: str, device: Device) -> str:
-    """The dtype in which a CPU multiplies operands of ``dtype`` for a result of ``out``; the product leaves in it too.
+def work_dtype(name: str, out: str, device: Device) -> str:
+    """The dtype in which operands of dtype ``name`` are multiplied for a result of ``out``; the product has it too.
 
-    f16 without f16 arithmetic, and f8e4m3, are raised, which is exact: torch's own products of them are many times
-    slower. Products are accumulated in f32 (i8: i32), and leave in f32 where ``out`` is wider than the operands.
+    On a CPU f16 without f16 arithmetic, and f8e4m3, are raised, which is exact: torch's own products of them are many
+    times slower. Products are accumulated in f32 (i8: i32), and leave in f32 where ``out`` is wider than the operands.
     """
-    if dtype in ("f32", "i8"):
-        return dtype
-    if out == "bf16" and dtype in ("bf16", "f8e4m3"):
+    if name in ("f32", "i8") or device.kind == "cuda":
+        return name
+    if out == "bf16" and name in ("bf16", "f8e4m3"):
         return "bf16"
     # oneDNN multiplies f16 natively on CPUs with one of these.
-    if out == dtype == "f16" and device.features & {"avx512_fp16", "amx_fp16", "fphp", "asimdhp"}:
+    if out == name == "f16" and device.features & {"avx512_fp16", "amx_fp16", "fphp", "asimdhp"}:
         return "f16"
     return "f32"

@@ -74,7 +74,7 @@ class _Compiled(Implementation):
 
         work = capture.work_dtype(case.dtype, case.out, device)
         config = torch_setup.configure(device) | {"multiplied_in": work}
-        return _Product(case, capture.Captured(self._computation(case, work), self.backend, self.mode), config)
+        return _Product(case, capture.Captured(self._computation(case, work), self.backend, self.mode), config, device)
 
     def _computation(self, case: Gemm, work: str) -> Compute:
         """C from A, B and the bias, residual or group sizes, multiplied in dtype ``work``."""
@@ -94,6 +94,22 @@ class MaxAutotune(_Compiled):
     name: ClassVar[str] = "torch_compile.max_autotune"
     summary: ClassVar[str] = "torch.compile(mode='max-autotune'): Inductor's C++ GEMM template where it takes part"
     mode: ClassVar[str] = "max-autotune"
+
+
+class ReduceOverhead(_Compiled):
+    """What ``default`` compiles, replayed as a CUDA graph. On a CPU the mode changes nothing: no graph to replay."""
+
+    name: ClassVar[str] = "torch_compile.reduce_overhead"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    summary: ClassVar[str] = f"torch.compile(mode='reduce-overhead'): {capture.NO_CPU}"
+    mode: ClassVar[str] = "reduce-overhead"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """What torch's plain products do not do on a GPU."""
+        assert isinstance(case, Gemm)
+        if case.dtype not in ("f32", "f16", "bf16") or case.out != case.dtype or case.acc != "f32":
+            return "torch.mm on a GPU takes f32, f16 or bf16 here, accumulated in f32, and returns the same."
+        return None
 
 
 class Linear(_Compiled):
@@ -143,24 +159,23 @@ class AotEager(_Compiled):
 class _Product(Program):
     """The compiled case."""
 
-    def __init__(self, case: Gemm, call: capture.Captured, config: dict[str, Any]) -> None:
+    def __init__(self, case: Gemm, call: capture.Captured, config: dict[str, Any], device: Device) -> None:
         super().__init__()
         from impls.support import torch_arrays
 
-        self._arrays, self._call = torch_arrays, call
-        examples = [
-            torch_arrays.to_torch(np.zeros(s.shape, dtype(s.dtype).storage)) for s in case.input_specs().values()
-        ]
-        call.compile(lambda: call(*examples))
+        self._arrays, self._call, self._inputs = torch_arrays, call, capture.Inputs(device)
+        examples = self._inputs.examples(case)
+        call.compile(lambda: call(*examples.values()))
         self.config = config | call.config
         self.artefacts = call.artefacts
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Tensors over the worker's arrays, in the order of the case's inputs."""
-        return {name: self._arrays.to_torch(array) for name, array in inputs.items()}
+        """Tensors in the order of the case's inputs."""
+        return self._inputs.place(inputs)
 
     def refill(self, loaded: dict[str, torch.Tensor], inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Nothing to do: the tensors lie over the worker's arrays."""
+        """In place."""
+        self._inputs.replace(loaded, inputs)
         return loaded
 
     def run(self, loaded: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -174,8 +189,12 @@ class _Product(Program):
         return {"C": self._arrays.to_numpy(result)}
 
     def read_inputs(self, loaded: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-        """The tensors over the worker's arrays."""
+        """The tensors."""
         return {name: self._arrays.to_numpy(tensor) for name, tensor in loaded.items()}
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._inputs.synchronize()
 
 
 def _computation(case: Gemm, work: str) -> Compute:
