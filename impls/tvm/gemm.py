@@ -208,6 +208,7 @@ class _Kernel(Program):
         self._case = case
         self._arrays = arrays
         self._function: Any = None
+        self._words = False
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """Tensors over the worker's arrays (over copies, were they not aligned) and a new output."""
@@ -216,7 +217,9 @@ class _Kernel(Program):
         held = {n: a if arrays.aligned(a) else arrays.copied(a) for n, a in inputs.items() if n != "group_sizes"}
         c = arrays.empty(case.output_specs()["C"].shape, dtype(case.out).storage)
         if case.groups is None:
-            calls = [tuple(map(arrays.tensor, (*held.values(), c)))]
+            operand = arrays.words if self._words else arrays.tensor
+            a, b, *addends = held.values()
+            calls = [(operand(a), operand(b), *map(arrays.tensor, (*addends, c)))]
         else:
             calls = []
             for g, (rows, stop) in enumerate(zip(case.groups, accumulate(case.groups), strict=True)):
@@ -256,8 +259,10 @@ class _Product(_Kernel):
         from impls.tvm.kernels import compiled, gemm, host
 
         machine = host.of(device)
-        module, plan = gemm.scheduled(gemm.define(case, machine))
+        definition = gemm.define(case, machine)
+        module, plan = gemm.scheduled(definition)
         executable = compiled.build(module, machine)
+        self._words = definition.words
         self._function = executable["main"]
         self.config = compiled.config(machine) | plan.as_config()
         self.artefacts = compiled.artefacts(module, executable)

@@ -52,6 +52,11 @@ def tensor(array: np.ndarray) -> tvm.runtime.Tensor:
     return tvm.runtime.from_dlpack(array)
 
 
+def words(array: np.ndarray) -> tvm.runtime.Tensor:
+    """As ``tensor``, of 32-bit words of several elements of the last axis."""
+    return tensor(array.view(np.int32))
+
+
 def typed(array: np.ndarray) -> tvm.runtime.Tensor:
     """As ``tensor``, with the dtype that TVM has for the array's own."""
     plain = tensor(array)
