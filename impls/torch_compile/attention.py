@@ -30,11 +30,13 @@ class _Compiled(Implementation):
 
     Attributes:
         backend, mode: as ``torch.compile`` names them.
+        raises_f16: whether f16 is taken to f32 and back where the CPU has no f16 arithmetic.
     """
 
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     backend: ClassVar[str] = "inductor"
     mode: ClassVar[str] = "default"
+    raises_f16: ClassVar[bool] = True
 
     def refuses(self, case: Case, device: Device) -> str | None:
         """TF32, and Inductor without a C++ compiler."""
@@ -51,7 +53,7 @@ class _Compiled(Implementation):
         from impls.support import torch_setup
 
         config = torch_setup.configure(device)
-        work = capture.work_dtype(case.dtype, case.dtype, device)
+        work = capture.work_dtype(case.dtype, case.dtype, device) if self.raises_f16 else case.dtype
         config["computed_in"] = work
         inner = self._attend(case, work, config)
         own, wide = torch.float16, torch.float32
@@ -168,6 +170,8 @@ class Flex(_Compiled):
     name: ClassVar[str] = "torch_compile.flex"
     workload: ClassVar[str] = "attention"
     summary: ClassVar[str] = "flex_attention with a block mask, Inductor's fused C++ template"
+    # The template takes f16, and no conversion may follow it: Inductor (torch 2.13) tries to fuse one and gives up.
+    raises_f16: ClassVar[bool] = False
 
     def refuses(self, case: Case, device: Device) -> str | None:
         """Besides the others' reasons, gradients and CPUs that the template is not for."""
