@@ -118,8 +118,10 @@ class _Product(Program):
     def run(self, loaded: dict[str, jax.Array]) -> jax.Array:
         """C; on a CPU complete."""
         result: jax.Array = self._call(**loaded)
+        if self._blocks:
+            return result.block_until_ready()
         self._last = result
-        return result.block_until_ready() if self._blocks else result
+        return result
 
     def synchronize(self) -> None:
         """Wait for the last call: XLA runs calls in their order."""

@@ -67,6 +67,8 @@ def _attention() -> list[str]:
         cases += [f"b3h14kv2q1k129d128:{dtype}:causal{direction}" for dtype in ("f32", "bf16")]
         # A window far shorter than the sequence, which may be cut into bands; Sq no multiple of a band.
         cases += [f"b1h4kv2{s}d64:f32:window=40{direction}" for s in ("s300", "q170k431")]
+        # More queries than are taken at a time where they are taken in chunks; a chunk that is not whole.
+        cases += [f"b1h4kv2s300d64:f32:causal{direction}", f"b2h2q150k190d64:bf16{direction}"]
     cases += [
         f"{case}:fwdbwd" for case in ("b1h7kv1s61d96:bf16", "b2h14kv2q33k70d64:f32:causal", "b1h2s67d64:f16:window=16")
     ]
