@@ -1,12 +1,115 @@
-"""Attention in TVM: a Relax graph, forward and backward."""
+"""Attention in TVM: forward as one function written by hand; a Relax graph, forward and backward."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from impls.contract import Device, Implementation, Program
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
+from impls.workloads.dtypes import dtype
+
+if TYPE_CHECKING:
+    import tvm
+
+
+def _refuses_dtype(case: Attention) -> str | None:
+    if case.dtype == "tf32":
+        return "TF32 is a format of GPU tensor cores; TVM on a CPU would compute in f32 instead."
+    return None
+
+
+class TensorIR(Implementation):
+    """Two products and an online softmax between them, tile by tile in the cache; see ``kernels/attention``."""
+
+    name: ClassVar[str] = "tvm.tensorir"
+    workload: ClassVar[str] = "attention"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "TensorIR by hand: fused forward with an online softmax, skips what the mask hides"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """TF32 and backward passes."""
+        assert isinstance(case, Attention)
+        if case.direction != "fwd":
+            return "The function written by hand is the forward pass; tvm.relax has the backward pass."
+        return _refuses_dtype(case)
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and K and V packed: written, and read."""
+        assert isinstance(case, Attention)
+        return case.compulsory_bytes() + 2 * self._packed_bytes(case)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """K and V packed; a thread's blocks of scores and sums are small beside them."""
+        assert isinstance(case, Attention)
+        return self._packed_bytes(case) + (32 << 20)
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Compiles the function."""
+        assert isinstance(case, Attention)
+        return _Fused(case, device)
+
+    @staticmethod
+    def _packed_bytes(case: Attention) -> int:
+        """K and V in words, which hold 4 bytes for an element at most."""
+        return 2 * 4 * case.batch * case.sk * case.hkv * case.d
+
+
+@dataclass
+class _Loaded:
+    """The arrays that the tensors lie over (the worker's, or aligned copies), the output, and the arguments."""
+
+    arrays: dict[str, np.ndarray]
+    output: np.ndarray
+    arguments: list[tvm.runtime.Tensor]
+
+
+class _Fused(Program):
+    def __init__(self, case: Attention, device: Device) -> None:
+        super().__init__()
+        from impls.tvm.kernels import arrays, attention, compiled, host
+
+        machine = host.of(device)
+        module, made_by = attention.scheduled(case, machine)
+        executable = compiled.build(module, machine)
+        self._arrays = arrays
+        self._function = executable["main"]
+        self._output = case.output_specs()["O"]
+        self.config = compiled.config(machine) | made_by
+        self.artefacts = compiled.artefacts(module, executable)
+
+    def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """Tensors over the worker's arrays (over copies, were they not aligned) and a new output."""
+        arrays = self._arrays
+        held = {name: array if arrays.aligned(array) else arrays.copied(array) for name, array in inputs.items()}
+        output = arrays.empty(self._output.shape, dtype(self._output.dtype).storage)
+        return _Loaded(held, output, [arrays.tensor(array) for array in (*held.values(), output)])
+
+    def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """Nothing to do where the tensors lie over the worker's arrays."""
+        self._arrays.update(loaded.arrays, inputs)
+        return loaded
+
+    def run(self, loaded: _Loaded) -> _Loaded:
+        """O, complete."""
+        self._function(*loaded.arguments)
+        return loaded
+
+    def read_outputs(self, result: _Loaded) -> dict[str, np.ndarray]:
+        """O."""
+        return {"O": result.output}
+
+    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
+        """The arrays that the tensors lie over."""
+        return loaded.arrays
+
+    def poison(self, loaded: _Loaded) -> None:
+        """NaN into O."""
+        self._arrays.poison(loaded.output)
 
 
 class Relax(Implementation):
@@ -24,9 +127,7 @@ class Relax(Implementation):
     def refuses(self, case: Case, device: Device) -> str | None:
         """TF32."""
         assert isinstance(case, Attention)
-        if case.dtype == "tf32":
-            return "TF32 is a format of GPU tensor cores; TVM on a CPU would compute in f32 instead."
-        return None
+        return _refuses_dtype(case)
 
     def traffic_bytes(self, case: Case) -> int:
         """Compulsory bytes, copies of the tensors between layouts, and matrices of scores written and read."""

@@ -64,7 +64,11 @@ def choose(case: Gemm, arithmetic: Arithmetic, host: Host) -> Plan | None:
         for mr in range(1, case.m + 1)
         for nr in range(1, _MOST_COLUMNS + 1)
         # An axis of length one would be lost before the intrinsic could match it; a single row has a kernel of its own.
-        if case.m % mr == 0 and case.n % nr == 0 and nr > 1 and (mr > 1 or case.m == 1) and mr * nr + mr + 1 < unit.registers
+        if case.m % mr == 0
+        and case.n % nr == 0
+        and nr > 1
+        and (mr > 1 or case.m == 1)
+        and mr * nr + mr + 1 < unit.registers
     ]
     if not tiles:
         return None
