@@ -26,7 +26,7 @@ from impls.workloads.base import parse_case
 
 # Calls of about 1 ms and 6 ms on two cores, and one attention: long enough for A/A ratios to mean something.
 CASES = ("gemm:512x512x512:f32", "gemm:1024x1024x1024:f32", "attention:b1h8s512d64:f32:causal")
-RIVALS = ("xla",)
+RIVALS = ("xla.default", "xla.dot_product_attention")
 
 
 def study(repeats: int, console: Console) -> dict[str, Any]:

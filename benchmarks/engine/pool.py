@@ -496,8 +496,13 @@ class Pool:
         self._over.set()
         with contextlib.suppress(RuntimeError):  # at exit the spawner has ended by itself
             self._spawner.submit(int).result()  # whatever was about to be spawned is in the list now
-        for worker in list(self._workers.values()):
-            worker.stop()
+        workers = list(self._workers.values())
+        try:
+            with ThreadPoolExecutor(max(1, len(workers))) as threads:  # each may take its time to unload a library
+                list(threads.map(Worker.stop, workers))
+        except RuntimeError:  # the interpreter is on its way out and starts no more threads
+            for worker in workers:
+                worker.stop()
         self._workers.clear()
         self._spawner.shutdown(wait=False)
         for number, handler in self._handlers.items():

@@ -378,14 +378,14 @@ class Trial:
         slot = {n: self.arena.array(s.shape, s.dtype) for n, s in self.case.input_specs().items()}
         try:
             for which, variant in entry.variant.items():
-                self.crew.start(entry.seat).call(
-                    "inputs",
-                    self.deadlines.request_s,
-                    program=entry.program,
-                    set=which,
-                    into={n: d for n, (_, d) in slot.items()},
-                )
                 with self.phases("judge"):
+                    self.crew.start(entry.seat).call(
+                        "inputs",
+                        self.deadlines.request_s,
+                        program=entry.program,
+                        set=which,
+                        into={n: d for n, (_, d) in slot.items()},
+                    )
                     verdict = self.judge.inputs_unchanged(variant, {n: a for n, (a, _) in slot.items()})
                 if not verdict.right:
                     entry.end("wrong", verdict.reason)
