@@ -207,9 +207,19 @@ def _computation(case: Gemm, work: str) -> Compute:
 
     def gemm(a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None) -> torch.Tensor:
         a, b = a.to(kind), b.to(kind)
-        return multiply(a.mT if a_transposed else a, b.mT if b_transposed else b, third).to(out)
+        return multiply(_transposed(a) if a_transposed else a, _transposed(b) if b_transposed else b, third).to(out)
 
     return gemm
+
+
+def _transposed(x: torch.Tensor) -> torch.Tensor:
+    """The operand read the other way: a row or column keeps the strides of a contiguous tensor.
+
+    Transposed strides describe the same memory, and ``torch._int_mm`` (2.13) takes them at their word: it returns
+    without writing C.
+    """
+    rows, columns = x.shape[-2:]
+    return x.reshape(*x.shape[:-2], columns, rows) if 1 in (rows, columns) else x.mT
 
 
 def _single(case: Gemm, work: str) -> Compute:
@@ -277,12 +287,7 @@ def _linear_operator() -> Any:
 
 
 def _int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The int8 product in i32.
-
-    With a row or column of one element transposed strides describe the same memory as plain ones, and
-    ``torch._int_mm`` (2.13) takes them at their word: it returns without writing C.
-    """
+    """The int8 product in i32."""
     import torch
 
-    a, b = (x.flatten().view(x.shape) if x.is_contiguous() else x for x in (a, b))
     return torch._int_mm(a, b)
