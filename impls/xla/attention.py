@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 # Bytes of an f32 score.
 _SCORE = 4
 
-# Queries in a chunk, and chunks at most: each adds a tenth of a second of compiling. CPU time at B 1, H 8, S 1024 on two
-# cores of an AMD Zen 4, in chunks of 64, 128 and all queries: f32 causal D 64 17.7, 12.4 and 35 ms; bf16 causal on 2 key
-# heads D 128: 128 10.4, all 37; its window of 128 in f32: 8.3 and 52.
+# Queries in a chunk, and chunks at most: each adds a tenth of a second of compiling. CPU time at B 1, H 8, S 1024 on
+# two cores of an AMD Zen 4, in chunks of 128 and whole: f32 causal D 64 12 and 35 ms (64: 18); bf16 causal on 2 key
+# heads D 128 10 and 37; its window of 128 in f32 8 and 52.
 _CHUNK = 128
 _MOST_CHUNKS = 32
 

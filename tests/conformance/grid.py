@@ -51,32 +51,27 @@ def _gemm() -> list[str]:
 
 def _attention() -> list[str]:
     cases = []
-    for direction in ("", ":bwd"):
-        for dtype in ("f32", "f16", "bf16"):
-            # Whole tiles and primes, batch, GQA 7:1, fewer keys than queries; causal and windows, Sq = Sk and Sq < Sk.
-            cases += [f"{shape}:{dtype}{direction}" for shape in ("b2h3s64d64", "b1h7kv1s61d96", "b2h4kv2q70k33d64")]
-            cases += [
-                f"{shape}:{dtype}:{mask}{direction}"
-                for shape in ("b1h2s67d64", "b2h14kv2q33k70d64")
-                for mask in ("causal", "window=16")
-            ]
-        # One query and one key; head sizes; windows of one key and of all but one; many keys for one query (decode).
-        cases += [f"{shape}:f32{direction}" for shape in ("b1h1s1d64", "b1h2s40d96", "b1h2s40d128", "b1h2s40d256")]
-        cases += [f"b1h2s67d64:f32:window={w}{direction}" for w in (1, 66)]
-        cases += [f"b2h2q31k67d64:f32:window={w}{direction}" for w in (1, 36, 66)]
-        cases += [f"b3h14kv2q1k129d128:{dtype}:causal{direction}" for dtype in ("f32", "bf16")]
-        # A window far shorter than the sequence, which may be cut into bands; Sq no multiple of a band.
-        cases += [f"b1h4kv2{s}d64:f32:window=40{direction}" for s in ("s300", "q170k431")]
-        # More queries than are taken at a time where they are taken in chunks; a chunk that is not whole.
-        cases += [f"b1h4kv2s300d64:f32:causal{direction}", f"b2h2q150k190d64:bf16{direction}"]
-    cases += [
-        f"{case}:fwdbwd" for case in ("b1h7kv1s61d96:bf16", "b2h14kv2q33k70d64:f32:causal", "b1h2s67d64:f16:window=16")
-    ]
-    cases += ["b2h4q1k65d64:f32:fwdbwd", "b1h2s40d256:bf16:causal:fwdbwd", "b1h2s64d64:tf32"]
     for dtype in ("f32", "f16", "bf16"):
+        # Whole tiles; primes and GQA 7:1; fewer keys than queries.
+        shapes = ("b2h3s64d64", "b1h7kv1s61d96", "b2h4kv2q70k33d64")
+        # Causal and windows, Sq = Sk and Sq < Sk; a prime, batch, GQA 7:1.
+        masked = [f"{s}:{dtype}:{m}" for s in ("b1h2s67d64", "b2h14kv2q33k70d64") for m in ("causal", "window=16")]
+        cases += [f"{shape}:{dtype}{direction}" for shape in shapes for direction in ("", ":bwd")]
+        cases += [*masked, *(f"{case}:bwd" for case in masked[1:3])]
+        # Decode: one query, many keys; 1:1, 8:1 and 7:1; as many keys as queries; windows of one key and of many.
         cases += [f"{shape}:{dtype}:causal" for shape in ("b2h4q1k257d64", "b1h8kv1q1k64d128", "b1h2s1d64")]
         cases += [f"b2h14kv2q1k257d96:{dtype}:window={w}" for w in (1, 100)]
         cases += [f"b1h2s50d{d}:{dtype}:causal" for d in (96, 128, 256)]
+    for direction in ("", ":bwd"):
+        # One query and one key; head sizes; windows of one key and of all but one, Sq = Sk and Sq < Sk.
+        cases += [f"{shape}:f32{direction}" for shape in ("b1h1s1d64", "b1h2s40d96", "b1h2s40d256")]
+        cases += [f"{s}d64:f32:window={w}{direction}" for s in ("b1h2s67", "b2h2q31k67") for w in (1, 66)]
+        # A window far shorter than the sequence, which may be cut into bands, and more queries than are taken at a time
+        # where they are taken in chunks: the last band or chunk is not whole.
+        cases += [f"b1h4kv2q170k431d64:f32:window=40{direction}", f"b2h4kv2q150k190d64:f32:causal{direction}"]
+        cases += [f"b3h14kv2q1k129d128:bf16:causal{direction}"]
+    cases += ["b1h4kv2s300d64:bf16:window=40", "b1h2s300d64:bf16", "b1h2s64d64:tf32"]
+    cases += ["b1h7kv1s61d96:bf16:fwdbwd", "b2h14kv2q33k70d64:f32:causal:fwdbwd", "b2h4q1k65d64:f16:fwdbwd"]
     return [f"attention:{case}" for case in cases]
 
 
