@@ -429,7 +429,7 @@ class Trial:
         return self.random.sample(alive, len(alive))
 
     def _timed_block(self, entry: Entry, samples: int) -> dict[str, Any] | None:
-        """One block with fresh contents in one input set and a call or two judged. The first call finds the caches as the
+        """One block with fresh contents in one input set, a call or two judged. The first call finds the caches as the
         entry before left them; it is made and judged like any other but not counted."""
 
         def take() -> dict[str, Any]:
