@@ -27,7 +27,7 @@ from impls.workloads.attention import Attention
 #: Wider vectors than IREE thinks wise: the tiles below unroll into about a hundred lines of FMAs each.
 FLAGS = (
     "--iree-llvmcpu-max-allowed-number-of-native-vectors=4096",
-    "--iree-llvmcpu-stack-allocation-limit=1048576",
+    "--iree-llvmcpu-stack-allocation-limit=262144",
 )
 
 # Queries of a workgroup; it reads all keys of its band once for every few queries.

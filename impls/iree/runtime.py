@@ -25,6 +25,8 @@ from impls.workloads.dtypes import dtype
 if TYPE_CHECKING:
     from iree import runtime
 
+_STACK_BYTES = 1 << 22
+
 
 @cache
 def hal_device(driver: str, threads: int) -> runtime.HalDevice:
@@ -35,8 +37,9 @@ def hal_device(driver: str, threads: int) -> runtime.HalDevice:
     """
     from iree import runtime
 
-    # Process-wide, read when the driver is made; a worker's thread count never changes.
-    runtime.flags.parse_flags(f"--task_topology_group_count={threads}")
+    # Process-wide, read when the driver is made; a worker's thread count never changes. The default stack of 128 KiB is
+    # too small for what unrolled attention spills: it ended in a segmentation fault.
+    runtime.flags.parse_flags(f"--task_topology_group_count={threads}", f"--task_worker_stack_size={_STACK_BYTES}")
     os.environ["LP_NUM_THREADS"] = str(threads)  # Mesa's lavapipe
     try:
         found = runtime.get_driver(driver)

@@ -33,17 +33,18 @@ class Target:
     driver: str = ""
 
 
+_LOCAL = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
+
+
 def _cpu(triple: str, *more: str) -> tuple[str, ...]:
     return (*_LOCAL, f"--iree-llvmcpu-target-triple={triple}", *more)
 
-
-_LOCAL = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
 
 HOST = Target("host", (*_LOCAL, "--iree-llvmcpu-target-cpu=host"), "local-task")
 VMVX = Target("vmvx", ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"), "local-task")
 VULKAN = Target("vulkan-spirv", ("--iree-hal-target-device=vulkan",), "vulkan")
 
-#: Where the same bytes should go, beside the host: CPUs with the vector extension their profile begins with.
+#: Where the same bytes should go. CPUs other than the host with the vectors they commonly have: NEON, RVV, SIMD128.
 TARGETS = (
     HOST,
     Target("aarch64", _cpu("aarch64-unknown-linux-gnu", "--iree-llvmcpu-target-cpu-features=+neon")),
@@ -56,15 +57,7 @@ TARGETS = (
             "--iree-llvmcpu-target-cpu-features=+m,+a,+f,+d,+c,+v,+zvl256b",
         ),
     ),
-    # Nothing links here: the code travels as an object file.
-    Target(
-        "wasm32",
-        _cpu(
-            "wasm32-unknown-unknown",
-            "--iree-llvmcpu-target-cpu-features=+simd128",
-            "--iree-llvmcpu-link-embedded=false",
-        ),
-    ),
+    Target("wasm32", _cpu("wasm32-unknown-unknown", "--iree-llvmcpu-target-cpu-features=+simd128")),
     VMVX,
     Target("cuda", ("--iree-hal-target-device=cuda", "--iree-cuda-target=sm_80")),
     Target("rocm", ("--iree-hal-target-device=hip", "--iree-rocm-target=gfx942")),
@@ -126,6 +119,7 @@ def compile_module(
 
 
 def _first_error(told: str, target: Target) -> str:
+    """A sentence with the compiler's first error; the operation that it prints after the message is left out."""
     found = re.search(r"error: (.+)", told)
-    line = found.group(1) if found else "it ended without a message"
-    return f"iree-compile refuses this for {target.name}: {line.strip()[:200].rstrip('.:')}."
+    line = re.split(r": %|: \"", found.group(1))[0].strip().rstrip(".:") if found else "it crashed without a message"
+    return f"iree-compile refuses this for {target.name}: {line[:200]}."

@@ -1,0 +1,78 @@
+"""What is decided before IREE is asked: packing, tile size, targets, Vulkan's driver, the compiler's first error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from impls.contract import Device
+from impls.iree import gemm, targets
+from impls.workloads.base import parse_case
+
+DEVICE = Device("cpu", "test", "x86_64", 2, 1 << 34)
+
+
+def product(spec: str) -> gemm.Gemm:
+    case = parse_case(f"gemm:{spec}")
+    assert isinstance(case, gemm.Gemm)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("spec", "packs"),
+    [
+        ("1024x1024x1024:f32", True),
+        ("1024x1024x1024:bf16:nt", True),
+        ("4x4096x4096:f32:nt", False),
+        ("4x4095x4096:f32:nt", True),  # no whole vectors
+        ("4x4096x4096:bf16:nt", True),
+        ("4x4096x4096:bf16", False),
+        ("48x4096x4096:f32:nt", False),
+        ("49x4096x4096:f32:nt", True),
+    ],
+)
+def test_packing_follows_the_shape(spec: str, packs: bool) -> None:
+    flags = gemm.LlvmCpu().flags(product(spec), DEVICE)
+    assert ("--iree-opt-data-tiling" in flags) == packs
+
+
+@pytest.mark.parametrize(
+    ("spec", "threads", "expected"),
+    [
+        ("64x64x64:f32", 2, 1 << 18),  # the compiler's default
+        ("1024x1024x1024:f32", 2, 1 << 20),  # 8 MiB of operands over 4 times 2 threads
+        ("1024x1024x1024:f16", 2, 1 << 20),  # multiplied in f32
+        ("8192x8192x8192:f32", 2, 1 << 22),
+        ("8192x8192x8192:f32", 64, 1 << 21),
+    ],
+)
+def test_a_workgroups_operands(spec: str, threads: int, expected: int) -> None:
+    device = Device("cpu", "test", "x86_64", threads, 1 << 34)
+    assert f"--iree-llvmcpu-matmul-tile-bytes={expected}" in gemm.LlvmCpu().flags(product(spec), device)
+
+
+def test_without_a_driver_vulkan_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("VK_ICD_FILENAMES", raising=False)
+    manifest = tmp_path / "lvp_icd.x86_64.json"
+    monkeypatch.setenv("VK_DRIVER_FILES", str(manifest))
+    refusal = gemm.Vulkan().refuses(product("8x8x8:f32"), DEVICE)
+    assert refusal is not None
+    assert "mesa-vulkan-drivers" in refusal
+    manifest.write_text("{}")
+    assert gemm.Vulkan().refuses(product("8x8x8:f32"), DEVICE) is None
+
+
+def test_the_compilers_first_error_becomes_a_sentence() -> None:
+    told = (
+        "Error invoking IREE compiler tool iree-compile\nError code: 1\nDiagnostics:\n"
+        "<stdin>:4:10: error: failed to legalize operation 'vector.bitcast': %58 = \"vector.bitcast\"(%43) : ...\n"
+        "<stdin>:2:3: error: another\n"
+    )
+    assert targets._first_error(told, targets.VULKAN) == (
+        "iree-compile refuses this for vulkan-spirv: failed to legalize operation 'vector.bitcast'."
+    )
+
+
+def test_targets_have_distinct_names_and_flags() -> None:
+    assert len({t.name for t in targets.TARGETS}) == len({t.flags for t in targets.TARGETS}) == 9
