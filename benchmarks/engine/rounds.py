@@ -17,30 +17,51 @@ BLOCK_SECONDS = 0.06
 SAMPLES = (3, 50)
 ROUNDS = (8, 30)
 PILOT_ROUNDS = 3
+# An entry takes part in at most so many seconds of a case, but in some rounds whatever they cost.
+ENTRY_SECONDS, LEAST_TURNS = 15.0, 3
+SLOW_CALL_SECONDS = 0.5
 # Aim for the ratio's 95 % interval: half-width relative to the ratio.
 HALF_WIDTH = 0.005
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every implementation of a case gets: ``rounds`` blocks of ``samples[i]`` counted calls."""
+    """What each entry of a case gets: blocks of ``samples[i]`` counted calls in the first ``turns[i]`` rounds."""
 
     rounds: int
     samples: dict[str, int]
+    turns: dict[str, int]
 
 
 def samples_for(seconds: float) -> int:
     """Counted calls of a block, for a call that takes ``seconds``."""
+    if slow(seconds):
+        return 1
     return int(np.clip(math.ceil(BLOCK_SECONDS / max(seconds, 1e-9)), *SAMPLES))
 
 
-def plan(pilot: Mapping[str, Sequence[float]], overhead_s: float, available_s: float | None) -> Plan:
+def slow(seconds: float) -> bool:
+    """Whether a call takes so long that blocks of several would only cost time."""
+    return seconds > SLOW_CALL_SECONDS
+
+
+# A ceiling is the best of what was seen, not a ratio: few rounds tell.
+CEILING_ROUNDS = (5, 5)
+
+
+def plan(
+    pilot: Mapping[str, Sequence[float]],
+    overhead_s: float,
+    available_s: float | None,
+    bounds: tuple[int, int] = ROUNDS,
+) -> Plan:
     """The plan for one case.
 
     Args:
         pilot: per entry, the medians of its pilot blocks in seconds per call.
         overhead_s: what a block costs beside its calls.
         available_s: time left for this case; None where no budget was given.
+        bounds: least and largest number of rounds.
 
     Returns:
         Rounds enough for a 95 % interval of the median ratio of ±0.5 % if round medians scatter as in the pilot
@@ -53,4 +74,9 @@ def plan(pilot: Mapping[str, Sequence[float]], overhead_s: float, available_s: f
     if available_s is not None:
         cost = sum((samples[n] + 1) * float(np.median(v)) + overhead_s for n, v in pilot.items())
         wanted = min(wanted, int(available_s / max(cost, 1e-9)))
-    return Plan(int(np.clip(wanted, *ROUNDS)), samples)
+    count = int(np.clip(wanted, *bounds))
+    turns = {
+        name: int(np.clip(ENTRY_SECONDS / max((samples[name] + 1) * float(np.median(v)), 1e-9), LEAST_TURNS, count))
+        for name, v in pilot.items()
+    }
+    return Plan(count, samples, turns)

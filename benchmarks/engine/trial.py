@@ -402,6 +402,9 @@ class Trial:
         blocks_s: list[float] = []
         for _ in range(rounds.PILOT_ROUNDS):
             for entry in self._shuffled(entries):
+                if rounds.slow(entry.seconds):
+                    pilot[entry.program] = [entry.seconds]  # its checked calls have told
+                    continue
                 start = time.perf_counter()
                 samples = self._timed_block(entry, rounds.samples_for(entry.seconds))
                 if samples is not None:
@@ -410,17 +413,19 @@ class Trial:
         if not pilot:
             return
         left = None if self.available_until is None else self.available_until - time.monotonic()
-        plan = rounds.plan(pilot, float(np.median(blocks_s)), left)
-        self.progress.measuring(self.case.id, plan.rounds * sum(e.alive for e in entries))
-        for number in range(self._rounds_done, self._rounds_done + plan.rounds):
-            for order, entry in enumerate(self._shuffled(entries)):
+        bounds = rounds.CEILING_ROUNDS if self.case.workload == "ceiling" else rounds.ROUNDS
+        plan = rounds.plan(pilot, float(np.median(blocks_s)) if blocks_s else 0.0, left, bounds)
+        self.progress.measuring(self.case.id, sum(plan.turns[e.program] for e in entries if e.alive))
+        for number in range(plan.rounds):
+            taking = [e for e in entries if e.alive and number < plan.turns[e.program]]
+            for order, entry in enumerate(self._shuffled(taking)):
                 block = self._timed_block(entry, plan.samples[entry.program])
                 if block is not None:
                     seen = {k: v for k, v in block["telemetry"].items() if k in TELEMETRY}
                     if "busy_us" in seen:
                         seen["busy_us"] = float(np.median(seen["busy_us"]))
                     kept = {k: block[k] for k in ("t0", "first_us", "samples_us")}
-                    entry.rounds.append({"round": number, "order": order, **kept, **seen})
+                    entry.rounds.append({"round": self._rounds_done + number, "order": order, **kept, **seen})
                 self.progress.advance()
         self._rounds_done += plan.rounds
 

@@ -11,7 +11,7 @@ Why not an existing tool, on a CPU:
   bf16 (AVX-512 BF16). It needs a C compiler on the user's machine; it has no i8 dot products, no AMX, no exponentials;
   and its results come out of a process of its own: they cannot be judged, nor measured in turn with the implementations
   that they are held against. It serves as a second opinion: on two cores of a Zen 4 it gave 471 GFLOP/s in bf16 (here
-  466), reading 427 GB/s from L1 (432), 215 from L2 (232), 128 from L3 (184), 38 from 512 MiB (35), but 52 from memory
+  466), reading 427 GB/s from L1 (432), 215 from L2 (232), 128 from L3 (184), 38 from 256 MiB (35), but 52 from memory
   by its own choice of size, four times the L3, which is why main memory is probed by more here.
 - ``pylikwid`` (PyPI) wraps LIKWID's libraries, which must be installed with rights to read performance counters; its
   ``likwid-bench`` is not part of it.
@@ -41,7 +41,7 @@ def cpu_ceiling_cases(caches: Mapping[str, int], threads: int, dtypes: Iterable[
 
     A cache is probed by a working set of half its size; where that would fit the caches above it (an L3 hardly larger
     than all L2), by all that is above and half of it. Main memory is probed by four times the L3, but not less than
-    512 MiB (a virtual machine may see less than the L3 it is served from) nor more than 1 GiB, unless that is less than
+    256 MiB (a virtual machine may see less than the L3 it is served from) nor more than 1 GiB, unless that is less than
     twice the L3. A copy's working set is its source and its destination.
 
     Args:
@@ -62,7 +62,7 @@ def cpu_ceiling_cases(caches: Mapping[str, int], threads: int, dtypes: Iterable[
             cases += _both(half if half > above else above + half, traffic * threads)
             above = size
     last = caches.get("L3", 0)
-    return cases + _both(max(min(4 * last, _GIB), 2 * last, 512 * _MIB), threads * _GIB // 2)
+    return cases + _both(max(min(4 * last, _GIB), 2 * last, 256 * _MIB), threads * _GIB // 2)
 
 
 # Repeats that take some 3 ms on an H200: long against the last block's work, short enough to run at full clocks.

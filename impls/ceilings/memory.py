@@ -13,6 +13,9 @@ from impls.contract import Device, Implementation, Program
 from impls.workloads.base import Case
 from impls.workloads.ceiling import Ceiling
 
+# Copies from here on go to memory on CPUs with up to as much cache per copy.
+NONTEMPORAL_BYTES = 64 * 2**20
+
 
 class _Memory(Implementation):
     """What both kinds of store have in common."""
@@ -61,3 +64,10 @@ class MemoryNontemporal(_Memory):
     summary: ClassVar[str] = "copies of a buffer with non-temporal stores, every core its own slice"
     probes: ClassVar[tuple[str, ...]] = ("copy",)
     nontemporal: ClassVar[bool] = True
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """What a cache holds, too: the stores go around the caches."""
+        assert isinstance(case, Ceiling)
+        if case.probe == "copy" and case.bytes < NONTEMPORAL_BYTES:
+            return f"{self.name} is for copies beyond the caches, from {NONTEMPORAL_BYTES >> 20} MiB on."
+        return super().refuses(case, device)

@@ -389,8 +389,8 @@ def test_ceilings_cover_every_memory_level(monkeypatch):
         ("exp", "f32"),
         ("rate", "bf16"),
     ]
-    # Half of each level over both cores: 32 KiB, 1 MiB, 16 MiB; memory: 4 x 32 MiB, but not under 512 MiB.
-    assert [c.bytes for c in cases if c.probe == "read"] == [32 << 10, 1 << 20, 16 << 20, 512 << 20]
+    # Half of each level over both cores: 32 KiB, 1 MiB, 16 MiB; memory: 4 x 32 MiB, but not under 256 MiB.
+    assert [c.bytes for c in cases if c.probe == "read"] == [32 << 10, 1 << 20, 16 << 20, 256 << 20]
     assert [2 * c.bytes for c in cases if c.probe == "copy"] == [c.bytes for c in cases if c.probe == "read"]
     assert all(parse_case(c.id) == c for c in cases)
 
@@ -398,7 +398,7 @@ def test_ceilings_cover_every_memory_level(monkeypatch):
 def test_ceilings_where_caches_are_hidden(monkeypatch):
     monkeypatch.setattr(machine, "cpu", lambda: Cpu("CPU", None, "x86_64", frozenset(), 2, 2, 1))
     cases = machine.ceiling_cases(Device("cpu", "CPU", "x86_64", 2, 24 << 30), ["f32"])
-    assert [c.bytes for c in cases if c.probe == "read"] == [512 << 20]
+    assert [c.bytes for c in cases if c.probe == "read"] == [256 << 20]
 
 
 def test_ceilings_are_not_impossible():

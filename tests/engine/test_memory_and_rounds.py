@@ -33,7 +33,8 @@ def test_groups_place_everything_once_and_hold_the_baseline(sizes, base, usable)
 
 def test_samples_fill_a_block_within_bounds():
     assert rounds.samples_for(0.006) == 10
-    assert rounds.samples_for(10.0) == rounds.SAMPLES[0]
+    assert rounds.samples_for(0.4) == rounds.SAMPLES[0]
+    assert rounds.samples_for(10.0) == 1
     assert rounds.samples_for(1e-7) == rounds.SAMPLES[1]
 
 
@@ -49,8 +50,15 @@ def test_rounds_follow_from_the_scatter_of_the_pilot():
     assert rounds.plan({"a": [0.5, 1.5]}, 0.0, None).rounds == rounds.ROUNDS[1]
 
 
+def test_an_entry_that_takes_long_takes_part_in_fewer_rounds():
+    plan = rounds.plan({"fast": [0.001, 0.0016], "slow": [2.0], "slower": [60.0]}, 0.0, None)
+    assert plan.rounds == rounds.ROUNDS[1]
+    assert plan.turns == {"fast": plan.rounds, "slow": 3, "slower": 3}
+    assert rounds.plan({"fast": [0.001, 0.0016], "slow": [0.6]}, 0.0, None).turns["slow"] == int(15 / (2 * 0.6))
+
+
 def test_rounds_fit_the_time_but_never_fall_below_the_least():
-    pilot = {"a": [0.5, 1.5], "b": [0.5, 1.5]}
-    cost = 2 * ((rounds.SAMPLES[0] + 1) * 1.0 + 0.5)
+    pilot = {"a": [0.05, 0.15], "b": [0.05, 0.15]}
+    cost = 2 * ((rounds.SAMPLES[0] + 1) * 0.1 + 0.5)
     assert rounds.plan(pilot, 0.5, 10.5 * cost).rounds == 10
     assert rounds.plan(pilot, 0.5, 0.0).rounds == rounds.ROUNDS[0]
