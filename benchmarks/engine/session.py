@@ -154,8 +154,8 @@ class Session:
         willing: list[Implementation] = []
         too_large = memory.too_large(case, self.device, VARIANTS)
         for implementation in self.plan.implementations:
-            if implementation.workload != case.workload:
-                continue
+            if implementation.workload != case.workload or self.device.kind not in implementation.devices:
+                continue  # no news: it was never meant for this
             reason = (
                 registry.refusal(implementation, case, self.device)
                 or too_large

@@ -183,6 +183,10 @@ class Vmvx(_FromStableHlo):
     summary: ClassVar[str] = "portable bytecode from StableHLO"
     target: ClassVar[Target] = targets.VMVX
 
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """What an interpreter takes too long for."""
+        return targets.too_long_for_vmvx(case) or super().refuses(case, device)
+
 
 class Vulkan(_FromStableHlo):
     """SPIR-V through Vulkan, on Mesa's lavapipe, which runs it on the CPU."""

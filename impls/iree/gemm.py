@@ -188,6 +188,10 @@ class Vmvx(_Product):
     summary: ClassVar[str] = "portable bytecode: what is left where no native code can be made"
     target: ClassVar[Target] = targets.VMVX
 
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """What an interpreter takes too long for."""
+        return targets.too_long_for_vmvx(case) or super().refuses(case, device)
+
 
 class Vulkan(_Product):
     """SPIR-V through Vulkan, on Mesa's lavapipe, which runs it on the CPU."""
