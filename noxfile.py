@@ -132,6 +132,13 @@ def lock(session: nox.Session, stack: str) -> None:
 
 
 @nox.session
+def bundle(session: nox.Session) -> None:
+    """What a GPU node without a network needs, in dist/bundle; arguments (--has node.json) go to benchmarks.bundle."""
+    harness(session)
+    run(session, "python", "-m", "benchmarks.bundle", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, formatting and types."""
     harness(session, "lint")
