@@ -82,16 +82,26 @@ def _ceiling() -> list[str]:
     return [f"ceiling:{case}" for case in (*cases, "launch")]
 
 
-# Of a stack that compiles every case for seconds, an implementation takes each n-th case of its workload only, so that
-# the stack's tests take minutes. n is coprime to the periods above, so that every dtype, layout and mask comes up;
-# ``--whole-grid`` runs all. max_autotune shares its code with default but for the products that Inductor races.
+# Of a stack that compiles every case for a second or more, an implementation takes each n-th case of its workload only,
+# so that the stack's tests take minutes; ``--whole-grid`` runs all. n is odd, so that layouts and masks, which alternate,
+# come up. max_autotune shares its code with default but for the products that Inductor races.
 EACH_NTH = {
-    "torch_compile.default": 5,
-    "torch_compile.linear": 5,
-    "torch_compile.sdpa": 5,
-    "torch_compile.flex": 5,
+    "torch_compile.default": 7,
+    "torch_compile.linear": 7,
+    "torch_compile.sdpa": 7,
+    "torch_compile.flex": 7,
     "torch_compile.aot_eager": 11,
     "torch_compile.max_autotune": 23,
+    "iree.llvm_cpu": 5,
+    "iree.linalg_ext": 5,
+    "iree.stablehlo": 7,
+    "iree.symbolic": 7,
+    "iree.vmvx": 11,
+    "iree.vulkan": 11,
+    "tvm.tensorir": 5,
+    "tvm.relax": 7,
+    "tvm.symbolic": 7,
+    "tvm.metaschedule": 7,
 }
 
 
