@@ -35,7 +35,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import statistics
-from analysis.frame import Frame
+from analysis.frame import Frame, rows_of
 
 PLACE = ("machine", "device", "threads", "regime")
 ANSWERS = ("leave", "undecided", "tie", "stay", "uncompared", "alone", "no baseline", "nothing")
@@ -130,13 +130,14 @@ def decide(frame: Frame, made: pd.DataFrame) -> list[Decision]:
     """
     used = made.loc[made["workload"] != "ceiling", list(_USED)]
     verdict = used["verdict"].astype(object)
-    rows = used.assign(verdict=verdict.where(verdict.notna(), None)).itertuples(name="Result")
+    used = used.assign(verdict=verdict.where(verdict.notna(), None), result=used.index)
+    rows = rows_of(used, ("result", *_USED))
     key = tuple(_USED.index(name) + 1 for name in (*PLACE, "case"))
     groups = [list(of) for _, of in itertools.groupby(rows, key=lambda r: [_known(r[i]) for i in key])]
 
     choices = [_choice(group) for group in groups]
     pairs = {
-        rival.Index: choice.Index
+        rival.result: choice.result
         for group, choice in zip(groups, choices, strict=True)
         if choice is not None
         for rival in _rivals(group, choice)
@@ -163,7 +164,7 @@ def _choice(group: Sequence[Any]) -> Any | None:
 
 def _rivals(group: Iterable[Any], choice: Any) -> list[Any]:
     """What else has a ratio to the baseline: whatever might be as good as the choice."""
-    return [r for r in _timed(group) if r.Index != choice.Index and r.verdict not in ("baseline", None)]
+    return [r for r in _timed(group) if r.result != choice.result and r.verdict not in ("baseline", None)]
 
 
 def _decision(group: Sequence[Any], choice: Any | None, known: dict[Any, Any]) -> Decision:
@@ -257,7 +258,7 @@ def _lead(behind: Sequence[_Relative]) -> dict[str, Any]:
 def _relatives(group: Sequence[Any], choice: Any, base: Any | None, known: dict[Any, Any]) -> Iterator[_Relative]:
     """How every other implementation stands to the choice."""
     for rival in _rivals(group, choice):
-        pair = known.get(rival.Index)
+        pair = known.get(rival.result)
         if pair is not None:
             yield _Relative(rival.impl, pair.ratio, pair.ratio_low, pair.ratio_high, pair.verdict)
             continue

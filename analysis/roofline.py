@@ -37,7 +37,7 @@ from functools import cache
 
 import pandas as pd
 
-from analysis.frame import Frame
+from analysis.frame import Frame, rows_of
 from benchmarks.engine.memory import INPUT_SETS
 from impls.workloads.base import Case, CaseError, parse_case
 from impls.workloads.ceiling import Ceiling
@@ -241,7 +241,8 @@ def place(
     warm = roofs.regime == WARM
     loaded = INPUT_SETS * case.total_bytes
     bandwidth = roofs.bandwidth(loaded if warm else compulsory)
-    own_bandwidth = roofs.bandwidth(loaded + workspace_bytes if warm else traffic)
+    held, moved = (loaded + workspace_bytes, loaded) if warm else (traffic, compulsory)
+    own_bandwidth = bandwidth if held == moved else roofs.bandwidth(held)
     rate = roofs.rates.get(case.dtype)
     if bandwidth is None or own_bandwidth is None or rate is None:
         lacking = [] if rate is not None else [f"the rate of {case.dtype}"]
@@ -286,10 +287,10 @@ def placements(frame: Frame, times_us: pd.Series, roofs: dict[Key, Ceilings] | N
     """A Placement for every result in ``times_us`` (microseconds, indexed like ``frame.results``), but for ceilings."""
     roofs = ceilings(frame) if roofs is None else roofs
     rows = frame.results.loc[times_us.index]
-    used = ["case", "machine", "device", "threads", "regime", "traffic_bytes", "workspace_bytes", "flags"]
-    rows = rows.loc[rows["workload"] != "ceiling", used]
+    rows = rows[rows["workload"] != "ceiling"]
+    used = ("case", "machine", "device", "threads", "regime", "traffic_bytes", "workspace_bytes", "flags")
     placed = []
-    for row in rows.itertuples():
+    for row, time_us in zip(rows_of(rows, used), times_us[rows.index], strict=True):
         try:
             case = work(row.case)
         except CaseError as error:
@@ -302,7 +303,7 @@ def placements(frame: Frame, times_us: pd.Series, roofs: dict[Key, Ceilings] | N
         placed.append(
             place(
                 case,
-                times_us[row.Index] * 1e-6,
+                time_us * 1e-6,
                 below,
                 traffic_bytes=None if math.isnan(row.traffic_bytes) else row.traffic_bytes,
                 workspace_bytes=0.0 if math.isnan(row.workspace_bytes) else row.workspace_bytes,

@@ -180,7 +180,7 @@ def _work(case: str) -> roofline.Work | str:
 def plain(column: pd.Series) -> list[Any]:
     """A column's values as plain Python values; None for what is missing."""
     missing = column.isna()
-    values: list[Any] = column.tolist()
+    values: list[Any] = column.to_numpy(dtype=object).tolist()
     if not missing.any():
         return values
     return [None if gone else value for gone, value in zip(missing, values, strict=True)]
