@@ -7,6 +7,7 @@ the workers; the expectations come back to the harness only.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,13 @@ class Reference:
     """The reference process. One question at a time; idle in between, so that it disturbs no timed block."""
 
     def __init__(self) -> None:
-        self._process = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        # Ctrl-C is for the harness, which then ends this process in its own way.
+        self._process = ProcessPoolExecutor(
+            1,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=signal.signal,
+            initargs=(signal.SIGINT, signal.SIG_IGN),
+        )
 
     def ask(self, case: Case, seed: int, arena: buffers.Arena) -> Asked:
         """Start making the inputs (variant v from seed + v) and references of ``case``."""
