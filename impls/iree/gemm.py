@@ -145,7 +145,7 @@ class Symbolic(LlvmCpu):
         if case.dtype in _RAISED_BYTES:
             return f"{case.dtype} is raised behind a barrier, and iree-compile loses an open size there."
         if 1 in (case.n, case.k):
-            return "With M open, N or K of one becomes a dynamic reshape in StableHLO, which iree-compile does not take."
+            return "With M open an N or K of one becomes a dynamic reshape, which iree-compile does not take."
         return super().refuses(case, device)
 
     def packs(self, case: Gemm) -> bool:
