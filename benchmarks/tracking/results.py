@@ -15,9 +15,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from asv.benchmarks import Benchmarks
 from asv.environment import get_environments
@@ -25,6 +25,7 @@ from asv.machine import Machine
 from asv.repo import NoSuchNameError
 from asv.results import Results, iter_results
 from asv.runner import BenchmarkResult
+from asv.util import is_nan
 
 from analysis import frame as frames
 from analysis.frame import Frame
@@ -39,6 +40,10 @@ SUITES: tuple[type[Suite], ...] = (
     *(gemm.Square, gemm.Llm, gemm.Shapes, gemm.Epilogues, gemm.Batched),
     *(attention.Prefill, attention.Decode, attention.Backward),
 )
+
+
+#: A combination of parameters, as asv writes them.
+Place: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -126,17 +131,27 @@ def ingest(conf: Any, repo: Any) -> list[str]:
         return [f"{folder / 'records'} holds no records: measure some with nox, or copy a machine's folder there."]
     frame = frames.load([folder / "records"])
     notes = list(frame.notes)
-    files: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    found: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells(frame, notes):
-        files[cell.machine["machine"], cell.commit].append(cell)
+        found.setdefault((cell.machine["machine"], cell.commit), []).append(cell)
+    commits = {commit for _, commit in found}
+    known = {commit for commit in commits if _has(repo, commit)}
+    notes += _missing_commits(repo, commits, known)
+    found = {(machine, commit): members for (machine, commit), members in found.items() if commit in known}
 
-    known = {commit for commit in {commit for _, commit in files} if _has(repo, commit)}
-    notes += _missing_commits(repo, {commit for _, commit in files}, known)
+    files = {(results.params["machine"], results.commit_hash): results for results in iter_results(conf.results_dir)}
+    for key, members in found.items():
+        if key not in files:
+            files[key] = _new_file(conf, repo, members[0])
     benchmarks = Benchmarks.discover(conf, repo, list(get_environments(conf, None)), [repo.get_hash_from_name("HEAD")])
-    for (_, commit), members in files.items():
-        if commit in known:
-            _file(conf, repo, benchmarks, members)
-    _save_benchmarks(conf, benchmarks)
+    described = _described(
+        benchmarks, files.values(), [c for c in itertools.chain(*found.values()) if c.commit in known]
+    )
+    for key, results in files.items():
+        _update(results, described, found.get(key, []))
+        results.save(conf.results_dir)
+    benchmarks._all_benchmarks = described
+    benchmarks.save()
     return notes
 
 
@@ -167,89 +182,84 @@ def _missing_commits(repo: Any, commits: set[str], known: set[str]) -> list[str]
     return notes
 
 
-def _file(conf: Any, repo: Any, benchmarks: Mapping[str, Any], members: list[Cell]) -> None:
-    """Write one machine's results at one commit, keeping what else the file holds."""
+def _new_file(conf: Any, repo: Any, cell: Cell) -> Results:
+    """An empty file for a cell's machine and commit, and the description of the machine beside it."""
     machine = Machine()
-    machine.__dict__.update(members[0].machine)
+    machine.__dict__.update(cell.machine)
     machine.save(conf.results_dir)
-    commit = members[0].commit
-    described = {**members[0].machine, "python": Harness.described_python}
-    results = Results(described, {}, commit, repo.get_date(commit), Harness.described_python, Harness.tool_name, {})
-    results.load_data(conf.results_dir)
+    params = {**cell.machine, "python": Harness.described_python}
+    date = repo.get_date(cell.commit)
+    return Results(params, {}, cell.commit, date, Harness.described_python, Harness.tool_name, {})
+
+
+def _described(
+    benchmarks: Mapping[str, Any], files: Iterable[Results], found: Iterable[Cell]
+) -> dict[str, dict[str, Any]]:
+    """The benchmarks that some file or cell has a result of, with those parameters only that their suite has any of.
+
+    asv's parameters are a full product: what can run on no machine would fill every table with empty rows.
+    """
+    names: set[str] = set()
+    held: dict[str, set[Place]] = defaultdict(set)
+    for results in files:
+        for name in results.get_result_keys(benchmarks):
+            places = {place for place, value in _values(results, name).items() if not is_nan(value)}
+            if places:
+                names.add(name)
+                held[name.rpartition(".track_")[0]] |= places
+    for cell in found:
+        if cell.values:
+            names |= {f"{cell.suite}.track_{metric}" for metric in cell.values}
+            held[cell.suite].add(tuple(map(str, cell.parameters)))
+    described = {}
     for suite in SUITES:
-        own = [cell for cell in members if cell.suite == suite.key() and cell.values]
-        places = [tuple(map(str, cell.parameters)) for cell in own]
+        if held[suite.key()]:
+            impls, *axes = zip(*held[suite.key()], strict=True)
+            numbers = ([int(v) if v.isdigit() else v for v in values] for values in axes)
+            params = [[str(v) for v in values] for values in in_order(suite, impls, *numbers)]
+            for name in (f"{suite.key()}.track_{metric.name}" for metric in METRICS):
+                if name in names:
+                    described[name] = benchmarks[name] | {"params": params}
+    return described
+
+
+def _update(results: Results, described: Mapping[str, dict[str, Any]], found: list[Cell]) -> None:
+    """Bring a file to these cells and parameters. What else it holds stays; for the rest it says "not run"."""
+    for name, benchmark in described.items():
+        suite, _, metric = name.rpartition(".track_")
+        own = [cell for cell in found if cell.suite == suite and metric in cell.values]
+        values = {tuple(map(str, cell.parameters)): cell.values[metric] for cell in own}
+        before = _values(results, name) if name in results.get_all_result_keys() else {}
+        places = list(itertools.product(*benchmark["params"]))
+        if not values and (not before or list(before) == places):
+            continue
         when = max((cell.when for cell in own if cell.when), default=None)
-        for metric in METRICS:
-            name = f"{suite.key()}.track_{metric.name}"
-            values = {
-                place: cell.values[metric.name]
-                for place, cell in zip(places, own, strict=True)
-                if metric.name in cell.values
-            }
-            if not values:
-                continue
-            before = results.get_result_params(name) if name in results.get_all_result_keys() else []
-            params = _union(suite, [before, list(zip(*places, strict=True))])
-            result, selected = _result(params, values)
-            results.add_result(
-                benchmarks[name] | {"params": params},
-                result,
-                started_at=datetime.fromisoformat(when) if when else None,
-                record_samples=True,
-                selected_idx=selected,
-            )
-    results.save(conf.results_dir)
+        earlier = results.started_at.get(name)
+        started = datetime.fromisoformat(when) if when else earlier and datetime.fromtimestamp(earlier / 1e3, UTC)
+        results.add_result(
+            benchmark,
+            _result([values.get(place, math.nan) for place in places]),
+            started_at=started,
+            record_samples=True,
+            # asv takes for failed what a file does not mention.
+            selected_idx={i for i, place in enumerate(places) if place in values or place not in before},
+        )
 
 
-def _result(
-    params: list[list[str]], values: Mapping[tuple[str, ...], metrics.Value]
-) -> tuple[BenchmarkResult, set[int]]:
-    """asv's form of these values, NaN where there is none, and the numbers of those that there are."""
-    places = list(itertools.product(*params))
-    found: list[Any] = [values.get(place, math.nan) for place in places]
-    sampled = [isinstance(value, list) for value in found]
-    result = BenchmarkResult(
-        result=[True if s else v for s, v in zip(sampled, found, strict=True)],
-        samples=[v if s else None for s, v in zip(sampled, found, strict=True)],
+def _values(results: Results, name: str) -> dict[Place, float | None]:
+    """What a file holds of a benchmark: NaN was not run, None failed."""
+    params = results.get_result_params(name)
+    return dict(zip(itertools.product(*params), results.get_result_value(name, params), strict=True))
+
+
+def _result(values: list[metrics.Value]) -> BenchmarkResult:
+    """asv's form of these values."""
+    sampled = [isinstance(value, list) for value in values]
+    return BenchmarkResult(
+        result=[True if s else v for s, v in zip(sampled, values, strict=True)],
+        samples=[v if s else None for s, v in zip(sampled, values, strict=True)],
         number=[1 if s else None for s in sampled],
         errcode=0,
         stderr="",
         profile=None,
     )
-    return result, {i for i, place in enumerate(places) if place in values}
-
-
-def _union(suite: type[Suite], lists: Iterable[Any]) -> list[list[str]]:
-    """All values of every parameter, in the order that the suites keep."""
-    columns: list[list[str]] = [[] for _ in ("impl", *suite.axes)]
-    for params in lists:
-        for column, values in zip(columns, params, strict=False):
-            column += values
-    impls, *words = columns
-    axes = [[int(v) if v.isdigit() else v for v in values] for values in words]
-    return [[str(v) for v in values] for values in in_order(suite, impls, *axes)]
-
-
-def _save_benchmarks(conf: Any, benchmarks: Any) -> None:
-    """Write benchmarks.json with those parameters only that some machine has results of.
-
-    What cannot run on any of them would fill the site with empty rows: asv's parameters are a full product.
-    """
-    held: dict[str, list[Any]] = defaultdict(list)
-    for results in iter_results(conf.results_dir):
-        for name in results.get_result_keys(benchmarks):
-            params = results.get_result_params(name)
-            values = results.get_result_value(name, params)
-            places = itertools.product(*params)
-            some = [place for place, v in zip(places, values, strict=True) if v is None or not math.isnan(v)]
-            held[name].append([list(dict.fromkeys(column)) for column in zip(*some, strict=True)])
-    described = {}
-    for suite in SUITES:
-        for metric in METRICS:
-            name = f"{suite.key()}.track_{metric.name}"
-            params = _union(suite, held[name])
-            if all(params):
-                described[name] = benchmarks[name] | {"params": params}
-    benchmarks._all_benchmarks = described
-    benchmarks.save()
