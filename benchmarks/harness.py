@@ -1,6 +1,6 @@
 """How good is the harness itself? Overhead of a comparison, and how well its ratios repeat.
 
-``python -m benchmarks.harness`` (or ``nox -s harness``) runs the same comparison several times over the baseline and
+``python -m benchmarks.harness`` runs the same comparison several times over the baseline and
 its rivals and writes what it saw to ``results/harness/<machine>.json``: a measurement of this project, kept beside its
 results. It asserts nothing.
 """

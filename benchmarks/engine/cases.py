@@ -103,8 +103,8 @@ def _locate(spec: str) -> tuple[Path, frozenset[str]]:
     name = spec.partition(":")[0]
     near = difflib.get_close_matches(name, names(), n=1)
     raise CaseFileError(
-        f"There are no cases called {spec!r}: "
-        + (f"did you mean {near[0]}? " if near else "")
+        f"There are no cases called {spec!r}"
+        + (f": did you mean {near[0]}? " if near else ". ")
         + f"Give {', '.join(names())}, or the path of a TOML file."
     )
 

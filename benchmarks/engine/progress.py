@@ -32,12 +32,14 @@ class Progress:
             TextColumn("[dim]{task.description}"),
             console=console,
             auto_refresh=False,
+            speed_estimate_period=86_400,  # seconds; cases take longer than rich's 30, which then knows no time left
         )
         self._cases = self._bars.add_task("", title="cases ", total=cases)
         self._blocks = self._bars.add_task("", title="blocks", total=None)
 
     def __enter__(self) -> Progress:
         self._bars.start()
+        self._bars.advance(self._cases, 0)  # time left counts from here, so that it is known after the first case
         return self
 
     def __exit__(self, *_: object) -> None:
