@@ -1,7 +1,7 @@
 """How good is the harness itself? Overhead of a comparison, and how well its ratios repeat.
 
 ``python -m benchmarks.harness`` runs the same comparison several times over the baseline and
-its rivals and writes what it saw to ``results/harness/<machine>.json``: a measurement of this project, kept beside its
+its rivals and writes what it saw to ``results/records/<machine>/harness.json``: a measurement of this project, kept beside its
 results. It asserts nothing.
 """
 
@@ -95,7 +95,7 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console(stderr=True)
     seen = study(arguments.repeats, console)
-    path = arguments.out / "harness" / f"{machine.name()}.json"
+    path = records.folder(arguments.out, machine.name()) / "harness.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(seen, indent=1) + "\n")
     console.print_json(json.dumps(seen["spread"]))

@@ -152,6 +152,7 @@ class Session:
         begun = time.monotonic()
         baseline = baseline_of(case.workload, self.device.kind)
         willing: list[Implementation] = []
+        refusals: list[dict[str, Any]] = []
         too_large = memory.too_large(case, self.device, VARIANTS)
         for implementation in self.plan.implementations:
             if implementation.workload != case.workload or self.device.kind not in implementation.devices:
@@ -164,8 +165,10 @@ class Session:
             if reason is None:
                 willing.append(implementation)
             elif case.workload != "ceiling":  # which probe a ceiling's implementation serves is no news
-                self._record(trial.refused(case, implementation, reason, self.plan.seed))
+                refusals.append(trial.refused(case, implementation, reason, self.plan.seed))
         if not willing:
+            for refusal in refusals:
+                self._record(refusal)
             return None
         one = trial.Trial(
             case,
@@ -186,7 +189,8 @@ class Session:
             sustain=self.device.kind == "cuda" and case.id in self.plan.sustained,
             asked=asked,
         )
-        for result in one.run():
+        # Refusals last: a case of which only they are known is not finished.
+        for result in [*one.run(), *(r | {"complete": not one.interrupted} for r in refusals)]:
             self._record(result)
         return one
 

@@ -165,6 +165,26 @@ def test_a_case_that_cannot_fit_is_refused_without_being_made(tmp_path):
     assert result["status"] == "unsupported" and "GiB" in result["reason"]
 
 
+def test_an_interrupted_case_of_which_only_a_refusal_is_known_is_measured_on_resumption(tmp_path, monkeypatch):
+    honest, refuses = registry.find("cheats.honest", "gemm"), registry.find("cheats.zeros", "gemm")
+    monkeypatch.setattr(type(refuses), "refuses", lambda self, case, device: "No.")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    path = tmp_path / "r1.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(trial.Trial, "_check_all", interrupt)
+        finished, loaded = run(path, [honest, refuses])
+    assert not finished and set(records.finished_cases(loaded)) == set()
+    finished, loaded = run(path, [honest, refuses], already=loaded)
+    assert finished
+    assert {r["impl"]: r["status"] for r in records.results(loaded)} == {
+        "cheats.honest": "ok",
+        "cheats.zeros": "unsupported",
+    }
+
+
 def test_check_judges_and_times_nothing(tmp_path):
     honest, zeros = registry.find("cheats.honest", "gemm"), registry.find("cheats.zeros", "gemm")
     _, loaded = run(tmp_path / "r1.jsonl", [honest, zeros], measure=False)

@@ -32,7 +32,7 @@ def check(matrix: dict[str, Any], cases: set[str]) -> None:
 
 
 def test_committed_matrix_covers_every_quick_case() -> None:
-    matrix = json.loads((ROOT / "results" / "portability.json").read_text(encoding="utf-8"))
+    matrix = json.loads((ROOT / "results" / "records" / "portability.json").read_text(encoding="utf-8"))
     check(matrix, {entry.case.id for entry in load("quick")})
     lock = (ROOT / "impls" / "locks" / "iree-cpu.lock").read_text(encoding="utf-8")
     for distribution, version in matrix["versions"].items():
