@@ -1,9 +1,10 @@
 """Runs in the stack's environment (it needs TVM) and prints, as JSON, what TVM made of our kernels.
 
-``machine_code``: per case and CPU, how often each mnemonic occurs in the innermost loop's function. ``narrow``: worst
-error over tolerance of cases compiled without AVX-512. ``elements``: what reading and rounding single elements gives.
-``symbolic``: errors at several M, and compilations. ``fusion``: kernels that are left of a graph. ``control_flow``:
-worst errors of Relax functions with branches and recursion. ``records``: worst error over tolerance of every record.
+``machine_code``: per case and CPU, how often each mnemonic occurs in the innermost loop. ``narrow``: worst error over
+tolerance of cases compiled without AVX-512. ``unpacked``: the same of few rows along K. ``elements``: what reading and
+rounding single elements gives. ``symbolic``: errors at several M, and compilations. ``fusion``: kernels that are left of
+a graph. ``control_flow``: worst errors of Relax functions with branches and recursion. ``records``: worst error over
+tolerance of every record.
 """
 
 from __future__ import annotations
@@ -97,6 +98,27 @@ def narrow() -> dict[str, float]:
     found = {case: worst("tvm.tensorir", case, cpu(frozenset({"avx2", "fma"}))) for case in cases}
     scalar = "gemm:33x31x47:f32"
     return found | {f"{scalar} without AVX2": worst("tvm.tensorir", scalar, cpu(frozenset()))}
+
+
+def unpacked() -> dict[str, Any]:
+    """Products of few rows along K: error over tolerance, and whether the kernel without packing was chosen."""
+    shapes = {
+        "1x64x64:bf16:nt": False,
+        "1x48x1040:f32:nt:bias+gelu": False,
+        "7x30x96:f32:nt:bias+relu": False,
+        "b3x4x6x64:bf16:nt:residual": False,
+        "16x6x32:f32:nt": False,
+        "5x9x64:bf16:out=f32:nt": False,
+        # K ends within a vector; too many rows; B by rows.
+        "4x8x40:f32:nt": True,
+        "17x8x64:f32:nt": True,
+        "4x8x64:f32": True,
+    }
+    found = {}
+    for shape, packed in shapes.items():
+        config = registry.find("tvm.tensorir", "gemm").prepare(gemm(f"gemm:{shape}"), cpu(AVX512)).config
+        found[shape] = [worst("tvm.tensorir", f"gemm:{shape}", cpu(AVX512)), config.get("packed", True) == packed]
+    return found
 
 
 def applied(expression: Callable[[Any], Any], values: np.ndarray, out: str) -> np.ndarray:
@@ -237,6 +259,7 @@ if __name__ == "__main__":
     report = {
         "machine_code": machine_code(),
         "narrow": narrow(),
+        "unpacked": unpacked(),
         "elements": single_elements(),
         "symbolic": symbolic(),
         "fusion": fusion(),

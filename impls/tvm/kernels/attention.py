@@ -1,6 +1,6 @@
 """Attention forward as one TensorIR function, loops written out: scores never leave the cache.
 
-Keys are rows of a register tile and queries its lanes: S^T = K Q^T and O^T = V^T P^T. So the softmax goes on along lanes,
+Keys are rows of a register tile and queries its lanes: S^T = K Q^T and O^T = V^T P^T. So the softmax runs along lanes,
 without a sum across any, and the weights come out in the order in which the second product wants them packed. Keys are
 taken in chunks, with the running maximum and rescaling of Milakov and Gimelshein, "Online normalizer calculation for
 softmax" (2018), as in FlashAttention (Dao et al., 2022). What no query of a block sees is not computed.
@@ -148,7 +148,7 @@ def _function(case: Attention, how: Arithmetic, p: Plan) -> tirx.PrimFunc:
         Q: T.Buffer((batch, sq, hq, d), storage),
         K: T.Buffer((batch, sk, hkv, d), storage),
         V: T.Buffer((batch, sk, hkv, d), storage),
-        O: T.Buffer((batch, sq, hq, d), storage),
+        Out: T.Buffer((batch, sq, hq, d), storage),
     ) -> None:
         T.func_attr({"tirx.noalias": True})
         k_packed = T.alloc_buffer((batch, hkv, key_panels, d_words, mk), word)
@@ -282,7 +282,7 @@ def _function(case: Attention, how: Arithmetic, p: Plan) -> tirx.PrimFunc:
             for x in range(block):
                 if at * block + x < rows:
                     for c in range(d):
-                        O[z, query_of(at * block + x), head_of(head, at * block + x), c] = elements.rounded(
+                        Out[z, query_of(at * block + x), head_of(head, at * block + x), c] = elements.rounded(
                             sums[c, x] / total[x], case.dtype
                         )
 

@@ -130,7 +130,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--anew", action="store_true", help="replace records even by slower ones")
     options = parser.parse_args()
-    os.environ["TVM_NUM_THREADS"] = str(options.threads)  # before TVM starts its threads, here and in its children
+    # Before TVM starts its threads, here and in its children; as the harness runs its workers.
+    os.environ |= {"TVM_NUM_THREADS": str(options.threads), "TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": "0"}
 
     from impls.tvm.kernels import host
 
