@@ -135,7 +135,9 @@ def list_implementations(
     chosen = _cases(cases, gemm, attention, device, default="quick")
     rows: list[dict[str, Any]] = []
     for implementation in _implementations(impl):
-        environment = environments.find(implementation.stack, device.kind)
+        environment = None
+        if device.kind in implementation.devices:
+            environment = environments.find(implementation.stack, device.kind)
         supports = {
             case.id: registry.refusal(implementation, case, device)
             for case in chosen

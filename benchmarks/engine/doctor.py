@@ -70,7 +70,11 @@ def diagnose(results: Path = Path("results")) -> Diagnosis:
         kind = machine.default_device().kind
     except machine.NoDevice as error:
         return Diagnosis([*checks, Check("RIDGEMARK_DEVICE", False, error.message, error.remedy)], False)
-    stacks = {stack: check_stack(stack, kind) for stack in registry.stacks()}
+    stacks = {
+        stack: check_stack(stack, kind)
+        for stack in registry.stacks()
+        if any(kind in i.devices for i in registry.of_stack(stack))
+    }
     written = check_room("results", results, RESULTS_BYTES, "Free space there, or name another folder with --out.")
     checks += [
         *stacks.values(),
