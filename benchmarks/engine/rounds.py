@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 # Duration of one block: long against a scheduler's time slice, short enough for many rounds.
-BLOCK_SECONDS = 0.06
+BLOCK_SECONDS = 0.08
 SAMPLES = (3, 50)
 ROUNDS = (8, 30)
 PILOT_ROUNDS = 3

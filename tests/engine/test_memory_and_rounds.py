@@ -32,7 +32,7 @@ def test_groups_place_everything_once_and_hold_the_baseline(sizes, base, usable)
 
 
 def test_samples_fill_a_block_within_bounds():
-    assert rounds.samples_for(0.006) == 10
+    assert rounds.samples_for(0.008) == 10
     assert rounds.samples_for(0.4) == rounds.SAMPLES[0]
     assert rounds.samples_for(10.0) == 1
     assert rounds.samples_for(1e-7) == rounds.SAMPLES[1]
