@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from impls.contract import Device
+from impls.contract import Device, Unsupported
 from impls.iree import gemm, targets
 from impls.workloads.base import parse_case
 
@@ -56,11 +56,10 @@ def test_without_a_driver_vulkan_refuses(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.delenv("VK_ICD_FILENAMES", raising=False)
     manifest = tmp_path / "lvp_icd.x86_64.json"
     monkeypatch.setenv("VK_DRIVER_FILES", str(manifest))
-    refusal = gemm.Vulkan().refuses(product("8x8x8:f32"), DEVICE)
-    assert refusal is not None
-    assert "mesa-vulkan-drivers" in refusal
+    with pytest.raises(Unsupported, match="mesa-vulkan-drivers"):
+        gemm.Vulkan().prepare(product("8x8x8:f32"), DEVICE)
     manifest.write_text("{}")
-    assert gemm.Vulkan().refuses(product("8x8x8:f32"), DEVICE) is None
+    gemm.require_vulkan()
 
 
 def test_the_compilers_first_error_becomes_a_sentence() -> None:
