@@ -24,7 +24,9 @@ def _refuses_dtype(case: Attention) -> str | None:
 
 
 class TensorIR(Implementation):
-    """Two products and an online softmax between them, tile by tile in the cache; see ``kernels/attention``."""
+    """Two products and a softmax between them in the cache; see ``kernels/attention``, and ``kernels/decode`` for few
+    query rows, whose K and V are read where they lie.
+    """
 
     name: ClassVar[str] = "tvm.tensorir"
     workload: ClassVar[str] = "attention"
@@ -39,7 +41,7 @@ class TensorIR(Implementation):
         return _refuses_dtype(case)
 
     def traffic_bytes(self, case: Case) -> int:
-        """Compulsory bytes, and K and V packed: written, and read."""
+        """Compulsory bytes, and K and V packed: written, and read. (Of few query rows they are not: an upper bound.)"""
         assert isinstance(case, Attention)
         return case.compulsory_bytes() + 2 * self._packed_bytes(case)
 
@@ -74,20 +76,27 @@ class _Fused(Program):
         from impls.tvm.kernels import arrays, attention, compiled, host
 
         machine = host.of(device)
-        module, made_by = attention.scheduled(case, machine)
-        executable = compiled.build(module, machine)
+        made = attention.scheduled(case, machine)
+        executable = compiled.build(made.module, machine)
         self._arrays = arrays
+        self._operand = arrays.words if made.words else arrays.tensor
         self._function = executable["main"]
         self._output = case.output_specs()["O"]
-        self.config = compiled.config(machine) | made_by
-        self.artefacts = compiled.artefacts(module, executable)
+        self.config = compiled.config(machine) | made.config
+        self.artefacts = compiled.artefacts(made.module, executable)
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """Tensors over the worker's arrays (over copies, were they not aligned) and a new output."""
         arrays = self._arrays
         held = {name: array if arrays.aligned(array) else arrays.copied(array) for name, array in inputs.items()}
         output = arrays.empty(self._output.shape, dtype(self._output.dtype).storage)
-        return _Loaded(held, output, [arrays.tensor(array) for array in (*held.values(), output)])
+        arguments = [
+            self._operand(held["Q"]),
+            self._operand(held["K"]),
+            arrays.tensor(held["V"]),
+            arrays.tensor(output),
+        ]
+        return _Loaded(held, output, arguments)
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """Nothing to do where the tensors lie over the worker's arrays."""

@@ -2,8 +2,8 @@
 
 ``machine_code``: per case and CPU, how often each mnemonic occurs in the innermost loop. ``narrow``: worst error over
 tolerance of cases compiled without AVX-512. ``unpacked``: the same of few rows along K. ``elements``: what reading and
-rounding single elements gives. ``symbolic``: errors at several M, and compilations. ``fusion``: kernels that are left of
-a graph. ``control_flow``: worst errors of Relax functions with branches and recursion. ``records``: worst error over
+rounding single elements gives. ``symbolic``: errors at several M, and compilations. ``fusion``: kernels that are left
+of a graph. ``control_flow``: worst errors of Relax functions with branches and recursion. ``records``: worst error over
 tolerance of every record.
 """
 

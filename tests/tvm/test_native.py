@@ -20,7 +20,7 @@ def native() -> dict[str, Any]:
     found = environments.find("tvm", "cpu")
     if isinstance(found, environments.Missing):
         pytest.skip(f"The kernels need TVM. {found.reason} {found.remedy}")
-    # Unbound: a thread that TVM binds to a CPU which others keep busy may not even end.
+    # As the harness runs its workers: bound, a thread would share its CPU with whatever else runs there.
     environ = {**os.environ, "TVM_BIND_THREADS": "0"}
     command = [found.python, "-m", "tests.tvm.native"]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600, check=False)

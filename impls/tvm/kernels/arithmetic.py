@@ -39,6 +39,21 @@ define <16 x i32> @ridgemark_dpbusd(<16 x i32> %sum, <16 x i32> %a, <16 x i32> %
 }
 """
 
+#: Name of the function that ``lane_sum`` defines.
+LANE_SUM = "ridgemark_lane_sum"
+
+
+def lane_sum(lanes: int) -> str:
+    """An LLVM function that adds up the lanes of a vector of f32, in any order."""
+    vector = f"<{lanes} x float>"
+    return f"""
+declare float @llvm.vector.reduce.fadd.v{lanes}f32(float, {vector})
+define float @{LANE_SUM}({vector} %x) {{
+  %r = call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(float 0.0, {vector} %x)
+  ret float %r
+}}
+"""
+
 
 @dataclass(frozen=True)
 class Arithmetic:

@@ -13,14 +13,14 @@ queries than lanes, of all heads that share a key head.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from impls.tvm.kernels import arithmetic, elements
+from impls.tvm.kernels import arithmetic, decode, elements
 from impls.tvm.kernels.arithmetic import Arithmetic
 from impls.tvm.kernels.host import Host
 from impls.tvm.tiling import VectorUnit, register_tiles
@@ -71,13 +71,32 @@ def plan(case: Attention, how: Arithmetic, unit: VectorUnit) -> Plan:
     return Plan(keys, columns, vectors, unit.lanes, max(1, min(_CHUNK, case.sk) // keys), over_group)
 
 
-def scheduled(case: Attention, host: Host) -> tuple[tvm.IRModule, dict[str, Any]]:
-    """The function of Q, K, V and O, as ``main``; and what it was made by, for the record."""
+@dataclass(frozen=True)
+class Scheduled:
+    """Attention as a module.
+
+    Attributes:
+        module: ``main`` of Q, K, V and O.
+        words: whether Q and K are taken as 32-bit words of several elements.
+        config: how it is computed, for the record.
+    """
+
+    module: tvm.IRModule
+    words: bool
+    config: dict[str, Any]
+
+
+def scheduled(case: Attention, host: Host) -> Scheduled:
+    """``case`` in the form that suits it: tiles, or, where there are few rows, straight from memory."""
     how = arithmetic.choose(case.dtype, host)
-    blocks = plan(case, how, how.unit(host.unit))
-    function = _function(case, how, blocks)
-    config = {"instruction": how.name, "blocks": vars(blocks)}
-    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), config
+    few = decode.plan(case, how, host)
+    if few is not None:
+        function, words, blocks = decode.function(case, how, few), how.group > 1, asdict(few)
+    else:
+        tiles = plan(case, how, how.unit(host.unit))
+        function, words, blocks = _function(case, how, tiles), False, asdict(tiles)
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    return Scheduled(module, words, {"instruction": how.name, "packed": few is None, "blocks": blocks})
 
 
 def _function(case: Attention, how: Arithmetic, p: Plan) -> tirx.PrimFunc:
