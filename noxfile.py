@@ -53,7 +53,7 @@ def environment(session: nox.Session, action: str, stack: str, family: str) -> N
 def compare(session: nox.Session) -> None:
     """Measure the quick cases in every stack: table, report, site. Arguments go to ``ridgemark compare``."""
     harness(session)
-    run(session, "ridgemark", "compare", *(session.posargs or ("--cases", "quick")))
+    run(session, "ridgemark", "compare", *(session.posargs or ("--cases", "quick", "--budget", "3m")))
     build_site(session)
 
 
