@@ -54,7 +54,9 @@ def _cell(
     for one in variants:
         if kind in one.devices:
             timed, judged = seen.get((one.name, workload, kind), (0, 0))
-            how = f"{timed} timed" if timed else f"{judged} judged" if judged else "conformance" if kind == "cpu" else "-"
+            how = (
+                f"{timed} timed" if timed else f"{judged} judged" if judged else "conformance" if kind == "cpu" else "-"
+            )
             parts.append(f"{one.name.partition('.')[2]} ({how})")
     return ", ".join(parts) or "-"
 
