@@ -28,8 +28,13 @@ class _FromStableHlo(Implementation):
     target: ClassVar[Target]
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """TF32."""
+        """TF32, and single queries that the compiler gets wrong."""
         assert isinstance(case, Attention)
+        if case.sq == 1 and case.batch > 1 and case.group % 4:
+            return (
+                "IREE 3.13 leaves the last rows unwritten where one query of several sequences meets a number of query "
+                "heads per key head that is no multiple of 4, such as b2h14kv2q1k257d96:f32."
+            )
         return _tf32(case)
 
     def traffic_bytes(self, case: Case) -> int:
