@@ -13,8 +13,8 @@ from impls.contract import Device, Implementation, Program
 from impls.workloads.base import Case
 from impls.workloads.ceiling import Ceiling
 
-# Copies from here on go to memory on CPUs with up to as much cache per copy.
-NONTEMPORAL_BYTES = 64 * 2**20
+# Copies from here on leave a core's own caches; of smaller ones, stores around the caches are never the better kind.
+NONTEMPORAL_BYTES = 2**20
 
 
 class _Memory(Implementation):
@@ -69,5 +69,5 @@ class MemoryNontemporal(_Memory):
         """What a cache holds, too: the stores go around the caches."""
         assert isinstance(case, Ceiling)
         if case.probe == "copy" and case.bytes < NONTEMPORAL_BYTES:
-            return f"{self.name} is for copies beyond the caches, from {NONTEMPORAL_BYTES >> 20} MiB on."
+            return f"{self.name} is for copies beyond a core's own caches, from {NONTEMPORAL_BYTES >> 20} MiB on."
         return super().refuses(case, device)
