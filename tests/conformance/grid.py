@@ -84,8 +84,8 @@ def _ceiling() -> list[str]:
 
 
 # Of a stack that compiles every case for a second or more, an implementation takes each n-th case of its workload only,
-# so that the stack's tests take minutes; ``--whole-grid`` runs all. n is odd, so that layouts and masks, which alternate,
-# come up. max_autotune shares its code with default but for the products that Inductor races.
+# so that the stack's tests take minutes; ``--whole-grid`` runs all. n is odd, so that layouts and masks, which
+# alternate, come up. max_autotune shares its code with default but for the products that Inductor races.
 EACH_NTH = {
     "torch_compile.default": 7,
     "torch_compile.linear": 7,
