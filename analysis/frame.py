@@ -201,7 +201,8 @@ class _Builder:
         rounds = [b for b in get("rounds") or () if b.get("samples_us")] if line["status"] == "ok" else []
         key = records.key(line)
         run, case, impl, replica, regime = key
-        config = get("config") or {}
+        config = get("config")
+        config = config if isinstance(config, dict) else {}
         row = {
             "run": sys.intern(run),
             "case": sys.intern(case),

@@ -297,15 +297,18 @@ def placements(frame: Frame, times_us: pd.Series, roofs: dict[Key, Ceilings] | N
             placed.append(Placement(note=f"This case cannot be read here: {error}."))
             continue
         below = roofs.get((row.machine, row.device, row.threads, row.regime))
+        traffic_bytes = None if math.isnan(row.traffic_bytes) else row.traffic_bytes
         if below is None:
-            placed.append(Placement(note=f"No ceilings were measured on {row.device} ({row.machine}, {row.regime})."))
+            intensity = case.flops / (traffic_bytes or case.compulsory_bytes)
+            note = f"No ceilings were measured on {row.device} ({row.machine}, {row.regime})."
+            placed.append(Placement(intensity=intensity, note=note))
             continue
         placed.append(
             place(
                 case,
                 time_us * 1e-6,
                 below,
-                traffic_bytes=None if math.isnan(row.traffic_bytes) else row.traffic_bytes,
+                traffic_bytes=traffic_bytes,
                 workspace_bytes=0.0 if math.isnan(row.workspace_bytes) else row.workspace_bytes,
                 flags=row.flags,
             )

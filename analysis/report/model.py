@@ -9,7 +9,7 @@ Numbers are rounded to six significant digits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -105,12 +105,11 @@ def _plain(value: Any) -> Any:
 
 def _rounded(values: np.ndarray) -> np.ndarray:
     """Values to six significant digits."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         digits = _DIGITS - 1 - np.floor(np.log10(np.abs(values)))
-    usable = np.isfinite(digits)
-    scale = 10.0 ** np.abs(np.where(usable, digits, 0.0))
-    rounded = np.where(digits >= 0, np.round(values * scale) / scale, np.round(values / scale) * scale)
-    return np.where(usable, rounded, values)
+        scale = 10.0 ** np.abs(digits)
+        rounded = np.where(digits >= 0, np.round(values * scale) / scale, np.round(values / scale) * scale)
+    return np.where(np.isfinite(rounded), rounded, values)
 
 
 def _column(values: pd.Series) -> list[Any]:
@@ -183,7 +182,7 @@ _DECIDED = frozenset(name for name, kind in Decision.__annotations__.items() if 
 
 def _cases(made: pd.DataFrame) -> dict[str, list[Any]]:
     """The work of every case that can be read."""
-    columns: dict[str, list[Any]] = {"case": []}
+    columns: dict[str, list[Any]] = {name: [] for name in ("case", *(f.name for f in fields(roofline.Work)))}
     for case in made["case"].unique():
         try:
             work = asdict(roofline.work(case))
@@ -191,7 +190,7 @@ def _cases(made: pd.DataFrame) -> dict[str, list[Any]]:
             continue
         columns["case"].append(case)
         for name, value in work.items():
-            columns.setdefault(name, []).append(value)
+            columns[name].append(value)
     return columns
 
 

@@ -40,6 +40,7 @@ def rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def figure(value: float, digits: int = 3) -> str:
     """A number to so many significant digits, without an exponent from 1e-4 up to 1e6."""
+    value = float(f"{value:.{digits - 1}e}")  # Rounded first: 99.96 has one decimal less than 99.4.
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         decimals = 0 if value == 0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))
         return f"{value:,.{decimals}f}"

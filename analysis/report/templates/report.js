@@ -27,6 +27,7 @@
   // -- numbers ---------------------------------------------------------------------------------------------------------
 
   function figure(value, digits = 3) {
+    value = Number(value.toPrecision(digits));
     if (value === 0) return "0";
     const size = Math.abs(value);
     if (size < 1e-4 || size >= 1e6) return value.toExponential(digits - 1);
@@ -343,6 +344,7 @@
     async draw() {
       if (!this.stale) return;
       this.stale = false;
+      this.width = this.plot.clientWidth;
       this.rows = this.rowsOf();
       const Plotly = await loaded();
       const { traces, layout, config } = this.drawOf(this.rows, this.plot);
@@ -378,23 +380,22 @@
   let resizing;
   const resizer = new ResizeObserver((entries) => {
     const changed = entries.map((e) => e.target.closest("figure")?.figure).filter((f) => f && !f.stale && f.width !== f.plot.clientWidth);
-    changed.forEach((f) => (f.width = f.plot.clientWidth));
     clearTimeout(resizing);
     if (changed.length) resizing = setTimeout(() => changed.forEach((f) => f.invalidate()), 150);
   });
 
-  // Points that would lie on one another: one per implementation and 1/50 of a decade is drawn.
-  const MOST_POINTS = 400;
+  // Of the points of an implementation that lie on one another (within 1/48 of a decade) one is drawn; where that is
+  // still too many, an even sample of them.
+  const MOST_POINTS = 1200;
   function thinned(rows, x, y) {
     if (rows.length <= MOST_POINTS) return rows;
-    for (let cells = 64; ; cells /= 2) {
-      const kept = new Map();
-      for (const row of rows) {
-        const key = `${R.impl[row]} ${Math.round(Math.log10(x(row)) * cells)} ${Math.round(Math.log10(y(row)) * cells)}`;
-        if (!kept.has(key)) kept.set(key, row);
-      }
-      if (kept.size <= 4 * MOST_POINTS || cells <= 4) return [...kept.values()];
+    const kept = new Map();
+    for (const row of rows) {
+      const key = `${R.impl[row]} ${Math.round(Math.log10(x(row)) * 48)} ${Math.round(Math.log10(y(row)) * 48)}`;
+      if (!kept.has(key)) kept.set(key, row);
     }
+    const left = [...kept.values()];
+    return left.length <= MOST_POINTS ? left : left.filter((row) => Math.imul(row, 2654435761) >>> 0 < (2 ** 32 * MOST_POINTS) / left.length);
   }
   function byImpl(rows) {
     const found = new Map();
@@ -414,11 +415,15 @@
       const ridges = rate ? levels.map((level) => rate / level.bytes_per_s) : [];
       const xs = [...drawn.map((row) => R.intensity[row]), ...ridges];
       const ys = [...drawn.map(flops), ...(rate ? [rate] : [])];
-      const x = xs.length ? [Math.min(...xs) / 8, Math.max(...xs) * 5] : [0.1, 1000];
+      const x = xs.length ? [Math.min(...xs) / 8, Math.max(...xs) * 8] : [0.1, 1000];
       const y = ys.length ? [Math.min(...ys) / 4, Math.max(...ys) * 3] : [1e9, 1e12];
       const ink = colour("ink"), muted = colour("muted");
       const traces = [], annotations = [];
-      const [wide, high] = [box.clientWidth - 80, box.clientHeight - 110];
+      const veil = { bgcolor: faded(colour("surface"), 0.8), borderpad: 1 };
+      // The legend takes as many lines as it needs; the frame keeps its height.
+      const legend = 19 * Math.ceil(byImpl(drawn).length / Math.max(1, Math.floor(box.clientWidth / 185)));
+      box.style.height = `${(box.clientWidth < 500 ? 330 : 390) + legend}px`;
+      const [wide, high] = [box.clientWidth - 80, box.clientHeight - 70 - legend];
       const px = wide / Math.log10(x[1] / x[0]), py = high / Math.log10(y[1] / y[0]); // pixels per decade
       const slope = (-Math.atan(py / px) * 180) / Math.PI;
       const line = (from, to, name, dash, width = 1.5) => traces.push({ type: "scatter", mode: "lines", x: from, y: to, name, line: { color: ink, width, dash }, hoverinfo: "skip", showlegend: false });
@@ -439,11 +444,11 @@
       if (rate) {
         const from = levels.length ? Math.min(...ridges) : x[0];
         line([from, x[1]], [rate, rate], dtype, "solid", 2);
-        note(x[1], rate, `${dtype} ${si(rate, `${unit}/s`)}`, { xanchor: "right" });
+        note(x[1], rate, `${dtype} ${si(rate, `${unit}/s`)}`, { xanchor: "right", yshift: 2, ...veil });
         const memory = levels.at(-1);
         if (memory) {
           traces.push({ type: "scatter", mode: "markers", x: [rate / memory.bytes_per_s], y: [rate], marker: { symbol: "line-ns-open", size: 14, color: ink, line: { width: 2, color: ink } }, name: "ridge", hoverinfo: "skip", showlegend: false });
-          note(rate / memory.bytes_per_s, rate, `ridge ${figure(rate / memory.bytes_per_s)} ${unit}/B`, { yanchor: "top", xanchor: "left", yshift: -6 });
+          note(rate / memory.bytes_per_s, rate, `ridge ${figure(rate / memory.bytes_per_s)} ${unit}/B`, { yanchor: "top", xanchor: "left", yshift: -6, ...veil });
         }
       }
       // Exponentials bound a case by its operations per exponential, which head size sets.
@@ -452,7 +457,7 @@
       if (exp) [...each].sort((a, b) => a - b).slice(0, 3).forEach((per) => {
         if (exp * per > y[1]) return;
         line([x[0], x[1]], [exp * per, exp * per], "exp", "dash", 1);
-        note(x[1], exp * per, `exp, at ${figure(per, 2)} ${unit} each`, { xanchor: "right", yanchor: "top" });
+        note(x[1], exp * per, `exp, at ${figure(per, 2)} ${unit} each`, { xanchor: "right", yanchor: "top", yshift: -2, ...veil });
       });
       for (const [impl, of] of byImpl(drawn)) {
         const { colour: tone, symbol } = look(impl);
@@ -469,7 +474,7 @@
       const ridge = roofs?.ridge_points[dtype] == null ? "" : `Ridge point at ${figure(roofs.ridge_points[dtype])} ${unit}/B of main memory. `;
       const level = roofs?.levels.length ? `Bandwidth: ${roofs.levels.map((of) => `${of.name} ${si(of.bytes_per_s, "B/s")}`).join(", ")}. ` : "";
       const reach = shares.length ? `They reach ${percent(shares[0])} to ${percent(shares.at(-1))} of their limits. ` : "";
-      const hidden = all.length > drawn ? `${(all.length - drawn).toLocaleString("en")} that would lie on others of the same implementation are not drawn: filter to see them.` : "";
+      const hidden = all.length > drawn ? `Of these ${drawn.toLocaleString("en")} are drawn, evenly sampled: filter to see the others.` : "";
       return `${count(all.length, "point")}. ${roof}${ridge}${level}${reach}${hidden}`;
     };
     const columns = [["case", (row) => R.case[row]], ["implementation", (row) => R.impl[row]], [`${unit}/B`, (row) => figure(R.intensity[row])], [`${unit}/s`, (row) => si(flops(row), `${unit}/s`)],
