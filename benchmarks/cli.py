@@ -185,7 +185,7 @@ def check(
     """
     device = machine.default_device()
     chosen = _cases(cases, gemm, attention, device, default="quick")
-    implementations = _implementations(impl)
+    implementations = _taking_part(impl, device)
     built, missing = _environments(implementations, device, named=bool(impl))
     plan = session.Plan(chosen, implementations, None, secrets.randbits(31))
     one = session.Session(plan, device=device, environments=built, missing=missing, writer=None)
@@ -250,7 +250,7 @@ def compare(
         run = _unfinished_run(folder)
     else:
         chosen = _with_ceilings(_cases(cases, gemm, attention, device, default="quick"), device, folder)
-        run = _new_run(chosen, _implementations(impl), _sustained(cases, chosen), folder)
+        run = _new_run(chosen, _taking_part(impl, device), _sustained(cases, chosen), folder)
     seconds = _seconds(budget) if budget else None
     finished = _measure(run, device, seconds, named=bool(impl))
     rows = table.rows(records.read(run.path.parent), run=run.name)
@@ -421,6 +421,11 @@ def _sustained(cases: str | None, chosen: tuple[Case, ...]) -> frozenset[str]:
 
 def _implementations(patterns: list[str] | None) -> tuple[Implementation, ...]:
     return registry.select(patterns) if patterns else registry.implementations()
+
+
+def _taking_part(patterns: list[str] | None, device: Device) -> tuple[Implementation, ...]:
+    """Those named; where none is, all but those that this device only simulates, which takes them minutes."""
+    return tuple(i for i in _implementations(patterns) if patterns or device.kind not in i.simulated_on)
 
 
 def _with_baselines(

@@ -43,7 +43,7 @@ def search(case: Gemm) -> dict[str, Any]:
 
     def look(rank: int, calls: int) -> None:
         sets = {0: program.rebound(loaded, candidates[rank])}
-        samples = cupti.block(program, sets, [0] * (calls + 1), {}, False, True)["samples_us"][1:]
+        samples = cupti.block(program, sets, [0] * (calls + 1), {}, False)["samples_us"][1:]
         times[rank].append(float(np.median(samples)))
 
     for rank in range(len(candidates)):

@@ -104,14 +104,15 @@ class Implementation(ABC):
         workload: name of the workload, e.g. ``gemm``. A name may serve several workloads, with one class for each.
         devices: device kinds it runs on.
         summary: one line for ``ridgemark list``.
-        timed: False where here it is only simulated or compiled: it is judged (status ``checked``) and never timed.
+        simulated_on: those of ``devices`` that only simulate it (an interpreter): it is judged there (status
+            ``checked``), never timed, and takes part only where it is named.
     """
 
     name: ClassVar[str]
     workload: ClassVar[str]
     devices: ClassVar[tuple[str, ...]]
     summary: ClassVar[str]
-    timed: ClassVar[bool] = True
+    simulated_on: ClassVar[tuple[str, ...]] = ()
 
     @property
     def stack(self) -> str:

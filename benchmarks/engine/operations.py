@@ -177,7 +177,6 @@ class Operations:
         sets: Sequence[int],
         keep: Mapping[str, Mapping[str, buffers.Descriptor]],
         poison: bool,
-        timed: bool = True,
     ) -> dict[str, Any]:
         """A block of calls, by the timing module of the program's device."""
         built = self._get(program)
@@ -186,7 +185,7 @@ class Operations:
         if not all(0 <= index < len(sets) for index in copies):
             raise BadRequest(f"A block of {len(sets)} calls has no call {max(copies)}.")
         with built.residency.watch():
-            answer: dict[str, Any] = built.timing.block(built.program, loaded, sets, copies, poison, timed)
+            answer: dict[str, Any] = built.timing.block(built.program, loaded, sets, copies, poison)
         return answer
 
     def sustain(self, program: str, sets: Sequence[int], keep: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:

@@ -336,7 +336,7 @@ class Trial:
                 self.progress.say(f"{self.case.id}: checking {entry.implementation.name}")
                 if entry.alive:
                     self._guard(entry, partial(self._check, entry))
-            if entry.alive and not (self.measure and entry.implementation.timed):
+            if entry.alive and not (self.measure and self.device.kind not in entry.implementation.simulated_on):
                 entry.end("checked", None)
 
     def _finish(self, entries: Sequence[Entry]) -> None:

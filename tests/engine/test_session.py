@@ -192,3 +192,14 @@ def test_check_judges_and_times_nothing(tmp_path):
     assert results["cheats.honest"]["status"] == "checked" and results["cheats.honest"]["rounds"] == []
     assert 0 < results["cheats.honest"]["errors"]["C"]["worst"] < 1
     assert results["cheats.zeros"]["status"] == "wrong"
+
+
+def test_what_a_device_only_simulates_is_judged_and_never_timed(tmp_path, monkeypatch):
+    honest = registry.find("cheats.honest", "gemm")
+    monkeypatch.setattr(type(honest), "simulated_on", ("cpu",))
+    _, loaded = run(tmp_path / "r1.jsonl", [honest])
+    [result] = [r for r in records.results(loaded) if r["impl"] == "cheats.honest"]
+    assert result["status"] == "checked" and result["rounds"] == []
+    monkeypatch.setattr(type(honest), "simulated_on", ("cuda",))
+    _, loaded = run(tmp_path / "r2.jsonl", [honest])
+    assert [r["status"] for r in records.results(loaded)] == ["ok"]

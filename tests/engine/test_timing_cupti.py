@@ -162,7 +162,7 @@ def made_up(monkeypatch):
 def test_every_call_is_alone_behind_a_closed_gate_with_a_cold_l2(made_up):
     log, program = made_up()
     copy = np.zeros(2, np.float32)
-    block = cupti.block(program, {0: 10, 1: 11}, [0, 1], {1: {"C": copy}}, poison=True, timed=True)
+    block = cupti.block(program, {0: 10, 1: 11}, [0, 1], {1: {"C": copy}}, poison=True)
     assert block["samples_us"] == [7.0, 7.0]
     assert copy.tolist() == [11.0, 11.0]
     assert block["telemetry"]["held"]
@@ -174,7 +174,7 @@ def test_every_call_is_alone_behind_a_closed_gate_with_a_cold_l2(made_up):
 
 def test_a_program_that_waits_for_its_work_runs_without_the_gate_from_then_on(made_up):
     log, program = made_up(waits=True)
-    block = cupti.block(program, {0: 10}, [0, 0, 0], {}, poison=False, timed=True)
+    block = cupti.block(program, {0: 10}, [0, 0, 0], {}, poison=False)
     assert log.count("closed") == 1
     assert not block["telemetry"]["held"]
 

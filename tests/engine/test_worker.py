@@ -97,7 +97,7 @@ def test_a_case_from_its_preparation_to_its_release(peer, arena):
     assert peer.ask(2, "load", program="p", set=0, inputs=put(arena, 0))["result"]["load_s"] >= 0
 
     output, descriptor = arena.array((stage.M, stage.N), "f32")
-    block = peer.ask(3, "block", program="p", sets=[0, 0], keep={"1": {"C": descriptor}}, poison=True, timed=True)
+    block = peer.ask(3, "block", program="p", sets=[0, 0], keep={"1": {"C": descriptor}}, poison=True)
     given = stage.inputs(0)
     np.testing.assert_allclose(output, given["A"] @ given["B"], rtol=1e-4, atol=1e-4)
     assert len(block["result"]["samples_us"]) == 2

@@ -27,7 +27,6 @@ def block(
     sets: Sequence[int],
     keep: Mapping[int, Mapping[str, np.ndarray]],
     poison: bool,
-    timed: bool,
 ) -> dict[str, Any]:
     """Call ``program`` once for each of ``sets``.
 
@@ -40,7 +39,6 @@ def block(
         sets: which set each call takes.
         keep: index of a call -> output -> array that takes its copy.
         poison: fill preallocated outputs with NaN before every call.
-        timed: whether the samples will be used. Nothing depends on it on a CPU, and nothing must.
 
     Returns:
         ``samples_us`` (one per call), ``t0`` (seconds since the epoch, at the first call), ``method`` and

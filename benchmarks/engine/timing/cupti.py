@@ -110,7 +110,6 @@ def block(
     sets: Sequence[int],
     keep: Mapping[int, Mapping[str, np.ndarray]],
     poison: bool,
-    timed: bool,
 ) -> dict[str, Any]:
     """Call ``program`` once for each of ``sets``, each call alone on an idle device with a cold L2.
 
