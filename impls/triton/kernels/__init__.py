@@ -1,0 +1,1 @@
+"""What imports Triton and torch: kernels, and the program that launches them. Imported inside ``prepare`` only."""

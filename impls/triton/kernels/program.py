@@ -1,0 +1,183 @@
+"""One case on a device: tensors, and the kernels that one call launches over them.
+
+Owns copies of the inputs, outputs, the compilation of what a call launches, and what the record says of the code. It
+does not know what is computed: an implementation's ``bind`` says which kernels run over which tensors. Kernels written
+in Gluon are launched in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from impls.contract import Device, Program
+from impls.support import torch_arrays
+from impls.workloads.base import Case
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its grid and its arguments.
+
+    Attributes:
+        kernel: a function under ``triton.jit`` or ``gluon.jit``.
+        grid: programs along one to three axes.
+        arguments: every parameter of the kernel by name, constants too.
+        options: ``num_warps``, ``num_stages``, ``maxnreg`` ...
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def compiled(self) -> Any:
+        """Triton's compiled kernel; None where the interpreter runs it."""
+        return self.kernel.warmup(**self.arguments, **self.options, grid=self.grid)
+
+    def bound(self) -> Callable[[], None]:
+        """The launch as a function without arguments.
+
+        A compiled kernel is launched as it is: looking it up by its arguments again, as a call of the kernel by name
+        does, costs the host some 20 us each time.
+        """
+        if self.compiled is None:
+            return lambda: self.kernel[self.grid](**self.arguments, **self.options)
+        run = self.compiled[(*self.grid, 1, 1)[:3]]
+        arguments = [self.arguments[name] for name in self.kernel.arg_names]
+        return lambda: run(*arguments)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one input set makes the device do.
+
+    Attributes:
+        launches: kernels of one call, in order; also any function without arguments.
+        residuals: what runs when inputs are loaded or replaced, outside the call: the forward pass of a backward case.
+        scratch: tensors that neither the case nor a launch holds on to.
+    """
+
+    launches: Sequence[Launch | Callable[[], Any]]
+    residuals: Sequence[Launch | Callable[[], Any]] = ()
+    scratch: Sequence[torch.Tensor] = ()
+
+
+@dataclass
+class _Loaded:
+    """One input set on the device."""
+
+    inputs: dict[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
+    work: Work
+    call: list[Callable[[], Any]]
+
+
+class LaunchedProgram(Program):
+    """One case over kernels of ours.
+
+    Args:
+        case: the case.
+        device: where it runs; on ``cpu`` Triton's interpreter must be on (TRITON_INTERPRET=1).
+        bind: from all tensors of the case by name, inputs and outputs, to the work of a call. It must not read the
+            inputs' values, which are not there yet when kernels are compiled, and has to lead to the same kernels
+            every time.
+        config: for the record; ``kernels`` is added.
+    """
+
+    def __init__(self, case: Case, device: Device, bind: Callable[[Tensors], Work], config: dict[str, Any]) -> None:
+        super().__init__()
+        self._case, self._bind = case, bind
+        self._where = torch.device("cuda" if device.kind == "cuda" else "cpu")
+        self.config = config
+        if self._where.type == "cuda":
+            self._compile()
+
+    def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """Copies on the device (on a CPU the arrays themselves), new outputs, and launches over both."""
+        tensors = {name: torch_arrays.to_torch(array).to(self._where) for name, array in inputs.items()}
+        outputs = self._empty(self._case.output_specs())
+        work = self._bind(tensors | outputs)
+        loaded = _Loaded(tensors, outputs, work, [_callable(launch) for launch in work.launches])
+        self._prepare_residuals(loaded)
+        return loaded
+
+    def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """In place; residuals are made anew."""
+        for name, tensor in loaded.inputs.items():
+            tensor.copy_(torch_arrays.to_torch(inputs[name]))
+        self._prepare_residuals(loaded)
+        return loaded
+
+    def run(self, loaded: _Loaded) -> dict[str, torch.Tensor]:
+        """The outputs."""
+        for launch in loaded.call:
+            launch()
+        return loaded.outputs
+
+    def poison(self, loaded: _Loaded) -> None:
+        """NaN into the outputs."""
+        for tensor in loaded.outputs.values():
+            torch_arrays.poison(tensor)
+
+    def read_outputs(self, result: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """The outputs on the host."""
+        return {name: torch_arrays.to_numpy(tensor) for name, tensor in result.items()}
+
+    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
+        """The inputs on the host."""
+        return {name: torch_arrays.to_numpy(tensor) for name, tensor in loaded.inputs.items()}
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self._where.type == "cuda":
+            torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Give the memory back to the device: torch would keep it."""
+        if self._where.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _empty(self, specs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.empty(spec.shape, dtype=torch_arrays.torch_dtype(spec.dtype), device=self._where)
+            for name, spec in specs.items()
+        }
+
+    def _compile(self) -> None:
+        """Compile what a call launches, over tensors that have the case's shapes and no contents."""
+        work = self._bind(self._empty(self._case.input_specs() | self._case.output_specs()))
+        kernels = [launch for launch in (*work.launches, *work.residuals) if isinstance(launch, Launch)]
+        self.config["kernels"] = []
+        for launch in kernels:
+            compiled = launch.compiled
+            _ = compiled.run  # loads it: registers and spills are known from here on
+            metadata = compiled.metadata
+            self.config["kernels"].append(
+                {
+                    "name": compiled.name,
+                    "grid": list(launch.grid),
+                    "warps": metadata.num_warps,
+                    "stages": metadata.num_stages,
+                    "shared_bytes": metadata.shared,
+                    "registers": compiled.n_regs,
+                    "spills": compiled.n_spills,
+                }
+            )
+            self.artefacts[f"{compiled.name}.ptx"] = compiled.asm["ptx"]
+
+    def _prepare_residuals(self, loaded: _Loaded) -> None:
+        for launch in loaded.work.residuals:
+            _callable(launch)()
+
+
+def _callable(launch: Launch | Callable[[], Any]) -> Callable[[], Any]:
+    return launch.bound() if isinstance(launch, Launch) else launch
