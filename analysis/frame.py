@@ -1,4 +1,4 @@
-"""Records -> tidy DataFrames: one row per result, one row per block of samples.
+"""Records -> tidy DataFrames: one row per result, one per block of samples, one per call whose traffic was counted.
 
 Owns the reading of many record files and the join of results with their run and stack. It derives only what needs no
 statistics (a block's median, the worst error of a result); ratios, intervals and classes live elsewhere.
@@ -61,6 +61,14 @@ _BLOCK_COLUMNS = {
     "clock_mhz": "float64",
     "power_w": "float64",
 }
+_PROFILE_COLUMNS = {
+    "run": "str",
+    "case": "str",
+    "impl": "str",
+    "counted_bytes": "float64",
+    "l2_bytes": "float64",
+    "tensor_instructions": "float64",
+}
 _RUN_COLUMNS = (
     "machine",
     "device_kind",
@@ -93,12 +101,16 @@ class Frame:
             median_us, min_us, clock_mhz, power_w.
         runs: one row per run, indexed by its id: machine, device_kind, device, arch, threads, started, run_seed,
             commit, dirty, interrupted (it has not come to its end), harness, plan, machine_facts.
+        profiles: one row per call whose traffic Nsight Compute counted: run, case, impl, counted_bytes (read from DRAM,
+            written to it, and what was still dirty in L2 at the end), l2_bytes, tensor_instructions (all pipes);
+            machine, device.
         notes: what had to be repaired, left out or is missing, one sentence each.
     """
 
     results: pd.DataFrame
     blocks: pd.DataFrame
     runs: pd.DataFrame
+    profiles: pd.DataFrame
     notes: list[str]
 
     def of(self, chosen: pd.Series) -> Frame:
@@ -106,7 +118,8 @@ class Frame:
         if chosen.all():
             return self
         results = self.results[chosen]
-        return Frame(results, self.blocks[self.blocks["result"].isin(results.index)], self.runs, self.notes)
+        blocks = self.blocks[self.blocks["result"].isin(results.index)]
+        return Frame(results, blocks, self.runs, self.profiles, self.notes)
 
 
 def load(paths: Iterable[Path]) -> Frame:
@@ -153,6 +166,7 @@ class _Builder:
         self.ends: dict[str, bool] = {}
         self.stacks: dict[tuple[str, str], dict[str, Any]] = {}
         self.configs: dict[str, dict[str, Any]] = {}
+        self.profiles: dict[str, list[Any]] = {name: [] for name in _PROFILE_COLUMNS}
         self.samples = array("d")
         self.summarised = 0
         self.blocks: dict[str, array[Any]] = {
@@ -190,10 +204,28 @@ class _Builder:
                     "lock": _text(line.get("lock")),
                     "python": _text(line.get("python")),
                 }
+            elif kind == "profile":
+                self._profile(line)
             elif kind == "end":
                 self.ends[line["run"]] = bool(line.get("interrupted"))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self.notes.append(f"A {kind} line of run {line.get('run')} is malformed and left out: {error!r}.")
+
+    def _profile(self, line: Mapping[str, Any]) -> None:
+        if line["status"] != "ok":
+            return
+        counters = line["counters"]
+        moved = [_number(counters[name]) for name in ("dram_read_bytes", "dram_write_bytes", "write_back_bytes")]
+        row = {
+            "run": line["run"],
+            "case": sys.intern(line["case"]),
+            "impl": sys.intern(line["impl"]),
+            "counted_bytes": sum(moved),
+            "l2_bytes": _number(counters["l2_bytes"]),
+            "tensor_instructions": sum(map(_number, counters["tensor_instructions"].values())),
+        }
+        for name, column in self.profiles.items():
+            column.append(row[name])
 
     def _result(self, line: Mapping[str, Any]) -> None:
         get = line.get
@@ -279,7 +311,7 @@ class _Builder:
             columns = {name: values[counts] for name, values in columns.items()}
         blocks = pd.DataFrame(columns, copy=False)
 
-        orphans = sorted(set(results["run"]) - set(self.runs))
+        orphans = sorted({*results["run"], *self.profiles["run"]} - set(self.runs))
         for run in orphans:
             self.notes.append(f"Run {run} has no header line: its machine and device are unknown.")
             self.runs[run] = dict.fromkeys(_RUN_COLUMNS, None) | {"machine": UNKNOWN, "device_kind": UNKNOWN}
@@ -292,6 +324,9 @@ class _Builder:
             runs[column] = runs[column].fillna(UNKNOWN).astype("str")
         results = results.join(runs[[c for c in runs if c not in ("harness", "plan", "machine_facts")]], on="run")
 
+        profiles = pd.DataFrame({n: pd.Series(v, dtype=_PROFILE_COLUMNS[n]) for n, v in self.profiles.items()})
+        profiles = profiles.join(runs[["machine", "device"]], on="run")
+
         keys = list(zip(results["run"], results["stack"], strict=True))
         for column in ("versions", "lock", "python"):
             results[column] = pd.Series(
@@ -299,7 +334,7 @@ class _Builder:
             )
         if results.empty:
             self.notes.append("There is no result in these records.")
-        return Frame(results, blocks, runs, self.notes)
+        return Frame(results, blocks, runs, profiles, self.notes)
 
 
 def _run(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,11 +19,12 @@ Which bandwidth
     sweep their buffer once count here: a repeated sweep of a small buffer measures the L2 cache.
 
 Class
-    ``class_ai``: FLOPs over the bytes moved by design, against the ridge point (rate / the same bandwidth):
-    memory-bound below it, compute-bound from it on. ``bound_by``: the roof that the result comes closest to by its own
-    traffic, if it reaches 60 % of it: memory, compute, exp, or launch (the least call's time over the time). ``host``
-    where the record says that the device waited for the host; ``neither`` where no roof is near: latency,
-    synchronisation, poor code.
+    ``class_ai``: FLOPs over the bytes moved, against the ridge point (rate / the same bandwidth): memory-bound below
+    it, compute-bound from it on. The bytes are those counted at DRAM where Nsight Compute counted this implementation's
+    call on this device (a single call on a cold L2: the burst regime), else those moved by design. ``bound_by``: the
+    roof that the result comes closest to by its own traffic (by design), if it reaches 60 % of it: memory, compute,
+    exp, or launch (the least call's time over the time). ``host`` where the record says that the device waited for the
+    host; ``neither`` where no roof is near: latency, synchronisation, poor code.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from impls.workloads.base import Case, CaseError, parse_case
 from impls.workloads.ceiling import Ceiling
 
 NEAR = 0.6
-WARM = "warm"
+WARM, BURST = "warm", "burst"
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,8 @@ class Placement:
         sol_roof: what the least possible time consists of: ``memory``, ``compute`` or ``exp``.
         own_roof_fraction: the same with the bytes that the implementation moves by design.
         intensity: FLOPs over the bytes moved by design, FLOP/B.
+        counted_bytes: what one call moved to and from DRAM, as counted; None where nobody counted.
+        counted_intensity: FLOPs over the counted bytes, FLOP/B.
         ridge_point: FLOP/B, at the bandwidth that this case sees.
         class_ai: ``memory-bound`` or ``compute-bound``.
         bound_by: ``memory``, ``compute``, ``exp``, ``launch``, ``host`` or ``neither``.
@@ -194,6 +197,8 @@ class Placement:
     sol_roof: str | None = None
     own_roof_fraction: float | None = None
     intensity: float | None = None
+    counted_bytes: float | None = None
+    counted_intensity: float | None = None
     ridge_point: float | None = None
     class_ai: str | None = None
     bound_by: str | None = None
@@ -224,6 +229,7 @@ def place(
     roofs: Ceilings,
     *,
     traffic_bytes: float | None = None,
+    counted_bytes: float | None = None,
     workspace_bytes: float = 0.0,
     flags: Sequence[str] = (),
 ) -> Placement:
@@ -232,12 +238,14 @@ def place(
     Args:
         case: its work; see ``work``.
         traffic_bytes: bytes moved by design; None counts as the compulsory bytes.
+        counted_bytes: bytes that one call moved to and from DRAM, as counted; None where nobody counted.
         workspace_bytes: memory that the implementation works in, beside inputs and outputs.
         flags: the record's remarks; one that begins with ``host_bound`` says that the device waited for the host.
     """
     compulsory = case.compulsory_bytes
     traffic = traffic_bytes or compulsory
     intensity = case.flops / traffic
+    counted_intensity = case.flops / counted_bytes if counted_bytes else None
     warm = roofs.regime == WARM
     loaded = INPUT_SETS * case.total_bytes
     bandwidth = roofs.bandwidth(loaded if warm else compulsory)
@@ -248,7 +256,9 @@ def place(
         lacking = [] if rate is not None else [f"the rate of {case.dtype}"]
         lacking += [] if bandwidth is not None else ["the bandwidth"]
         reason = f"No measured ceiling for {' and '.join(lacking)} of {roofs.where} ({roofs.regime})."
-        return Placement(intensity=intensity, note=reason)
+        return Placement(
+            intensity=intensity, counted_bytes=counted_bytes, counted_intensity=counted_intensity, note=reason
+        )
 
     exp_rate, note = roofs.exp_rate(), None
     least = {"memory": compulsory / bandwidth, "compute": case.flops / rate}
@@ -276,8 +286,10 @@ def place(
         sol_roof=sol_roof,
         own_roof_fraction=own_fraction,
         intensity=intensity,
+        counted_bytes=counted_bytes,
+        counted_intensity=counted_intensity,
         ridge_point=ridge,
-        class_ai="memory-bound" if intensity < ridge else "compute-bound",
+        class_ai="memory-bound" if (counted_intensity or intensity) < ridge else "compute-bound",
         bound_by=bound_by,
         note=note,
     )
@@ -288,7 +300,8 @@ def placements(frame: Frame, times_us: pd.Series, roofs: dict[Key, Ceilings] | N
     roofs = ceilings(frame) if roofs is None else roofs
     rows = frame.results.loc[times_us.index]
     rows = rows[rows["workload"] != "ceiling"]
-    used = ("case", "machine", "device", "threads", "regime", "traffic_bytes", "workspace_bytes", "flags")
+    used = ("case", "impl", "machine", "device", "threads", "regime", "traffic_bytes", "workspace_bytes", "flags")
+    traffic = counted(frame)
     placed = []
     for row, time_us in zip(rows_of(rows, used), times_us[rows.index], strict=True):
         try:
@@ -298,10 +311,17 @@ def placements(frame: Frame, times_us: pd.Series, roofs: dict[Key, Ceilings] | N
             continue
         below = roofs.get((row.machine, row.device, row.threads, row.regime))
         traffic_bytes = None if math.isnan(row.traffic_bytes) else row.traffic_bytes
+        # One call on a cold L2 was counted: that says nothing of calls whose data a cache still holds.
+        counted_bytes = traffic.get((row.machine, row.device, row.case, row.impl)) if row.regime == BURST else None
         if below is None:
-            intensity = case.flops / (traffic_bytes or case.compulsory_bytes)
-            note = f"No ceilings were measured on {row.device} ({row.machine}, {row.regime})."
-            placed.append(Placement(intensity=intensity, note=note))
+            placed.append(
+                Placement(
+                    intensity=case.flops / (traffic_bytes or case.compulsory_bytes),
+                    counted_bytes=counted_bytes,
+                    counted_intensity=case.flops / counted_bytes if counted_bytes else None,
+                    note=f"No ceilings were measured on {row.device} ({row.machine}, {row.regime}).",
+                )
+            )
             continue
         placed.append(
             place(
@@ -309,11 +329,19 @@ def placements(frame: Frame, times_us: pd.Series, roofs: dict[Key, Ceilings] | N
                 time_us * 1e-6,
                 below,
                 traffic_bytes=traffic_bytes,
+                counted_bytes=counted_bytes,
                 workspace_bytes=0.0 if math.isnan(row.workspace_bytes) else row.workspace_bytes,
                 flags=row.flags,
             )
         )
     return pd.Series(placed, index=rows.index, dtype="object")
+
+
+def counted(frame: Frame) -> dict[tuple[str, str, str, str], float]:
+    """Bytes counted at DRAM by (machine, device, case, implementation): those of the latest run that counted them."""
+    rows = frame.profiles.sort_values("run", kind="stable")  # Run ids sort by time.
+    keys = zip(rows["machine"], rows["device"], rows["case"], rows["impl"], strict=True)
+    return {key: value for key, value in zip(keys, rows["counted_bytes"], strict=True) if value > 0}
 
 
 @cache

@@ -46,7 +46,8 @@ class Row:
         verdict: ``faster``, ``slower``, ``tie``, ``undecided`` or ``baseline``.
         threshold, q_value: what the verdict rests on.
         aa_ratio: the baseline's second replica over its first.
-        sol_fraction, sol_roof, own_roof_fraction, intensity, ridge_point, class_ai, bound_by: see roofline.Placement.
+        sol_fraction, sol_roof, own_roof_fraction, intensity, counted_bytes, counted_intensity, ridge_point, class_ai,
+            bound_by: see roofline.Placement.
         error_worst: largest error over its tolerance; at most 1 where the output is right.
         prepare_s, first_call_s, peak_memory_bytes: what it costs beside time.
         flags: the record's remarks.
@@ -83,6 +84,8 @@ class Row:
     sol_roof: str | None
     own_roof_fraction: float | None
     intensity: float | None
+    counted_bytes: float | None
+    counted_intensity: float | None
     ridge_point: float | None
     class_ai: str | None
     bound_by: str | None
@@ -149,8 +152,8 @@ def tabulate(frame: Frame, *, run: str | None = None) -> pd.DataFrame:
 
 
 _NOWHERE = roofline.Placement()
-_PLACED = ("sol_fraction", "sol_roof", "own_roof_fraction", "intensity", "ridge_point", "class_ai", "bound_by")
-_NUMBERS = ("sol_fraction", "own_roof_fraction", "intensity", "ridge_point")
+_NUMBERS = ("sol_fraction", "own_roof_fraction", "intensity", "counted_bytes", "counted_intensity", "ridge_point")
+_PLACED = (*_NUMBERS, "sol_roof", "class_ai", "bound_by")
 _RATES = {"flops": "tflop_per_s", "compulsory_bytes": "gb_per_s", "exps": "gexp_per_s"}
 _BESIDE = ("workload", "stack", "device_kind", "method", "complete", "config", "paired_rounds", "dtype")
 

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 SCHEMA = 1
-KINDS = ("run", "stack", "result", "end")
+KINDS = ("run", "stack", "result", "profile", "end")
 STATUSES = ("ok", "checked", "unsupported", "wrong", "failed", "crashed", "timeout")
 
 

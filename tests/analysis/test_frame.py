@@ -163,3 +163,17 @@ def test_a_malformed_result_is_left_out_and_said_and_the_others_stay(records, da
     assert loaded.results["impl"].tolist() == ["blas.default"]
     assert loaded.blocks["median_us"].tolist() == [10.0] * 8
     assert any("malformed" in note for note in loaded.notes)
+
+
+def test_counted_traffic(records):
+    records.result(CASE, "blas.default", [1000.0])
+    records.profile(CASE, "blas.default", read=100, written=20, back=3)
+    records.profile(CASE, "xla.default", status="failed", counters=None)
+    records.profile(CASE, "xla.default", counters=7)
+    loaded = frame.from_lines(records.lines)
+    (row,) = loaded.profiles.itertuples()
+    assert (row.run, row.case, row.impl, row.machine) == ("r1", CASE, "blas.default", "box")
+    assert (row.counted_bytes, row.l2_bytes, row.tensor_instructions) == (123, 5, 7)
+    assert "A profile line of run r1 is malformed" in loaded.notes[-1]
+    assert len(loaded.results) == 1
+    assert loaded.of(loaded.results["impl"] == "none").profiles.equals(loaded.profiles)

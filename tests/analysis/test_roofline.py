@@ -154,3 +154,32 @@ def test_a_case_that_cannot_be_read_is_shown_with_its_reason(records):
     times = frame.results["rounds"] * 0 + 10.0
     (placed,) = roofline.placements(frame, times)
     assert placed.note.startswith("This case cannot be read here")
+
+
+def test_counted_bytes_decide_the_class_where_there_are_any(records):
+    records.run("r2", machine="h200", kind="cuda")
+    for case, seconds in {
+        "ceiling:rate:f32": 2 * 64**3 * 16384 / 100e9,
+        "ceiling:read:64MiB:repeats=1": 64 * MIB / 10e9,
+    }.items():
+        records.result(case, "ceilings.gpu", [seconds * 1e6], run="r2", regime="burst")
+    # 2^31 FLOPs over 12 MiB is 171 FLOP/B by design; the ridge point is 10. Counted: 256 MiB, 8 FLOP/B.
+    for regime in ("burst", "sustained"):
+        for impl in ("cublas.default", "xla.default"):
+            records.result(F32, impl, [50e3], run="r2", regime=regime)
+    records.profile(F32, "xla.default", run="r2", read=1 << 20)
+    records.run("r3", machine="h200", kind="cuda")
+    records.profile(F32, "xla.default", run="r3", read=250 * MIB, written=4 * MIB, back=2 * MIB)
+    frame = from_lines(records.lines)
+    times = frame.results["rounds"].map(lambda _: 50e3)
+    placed = roofline.placements(frame, times)
+    found = {(r.impl, r.regime): placed[r.Index] for r in frame.results.loc[placed.index].itertuples()}
+    assert found["xla.default", "burst"].counted_bytes == 256 * MIB
+    assert found["xla.default", "burst"].counted_intensity == pytest.approx(8.0)
+    assert found["xla.default", "burst"].class_ai == "memory-bound"
+    assert found["cublas.default", "burst"].counted_intensity is None
+    assert found["cublas.default", "burst"].class_ai == "compute-bound"
+    # Where a cache may hold what the call before left, a cold call's count says nothing.
+    assert found["xla.default", "sustained"].counted_bytes is None
+    for one in found.values():
+        assert one.intensity == pytest.approx(2**31 / (12 * MIB))
