@@ -31,7 +31,8 @@ _RESULTS = (
     *("place", "run", "case", "dtype", "impl", "replica", "status", "method", "rounds", "complete"),
     *("time_us", "time_low_us", "time_high_us", "tflop_per_s", "gb_per_s", "gexp_per_s"),
     *("baseline", "ratio", "ratio_low", "ratio_high", "paired_rounds", "verdict", "threshold", "q_value", "aa_ratio"),
-    *("sol_fraction", "sol_roof", "own_roof_fraction", "intensity", "ridge_point", "class_ai", "bound_by"),
+    *("sol_fraction", "sol_roof", "own_roof_fraction", "intensity", "counted_bytes", "counted_intensity"),
+    *("ridge_point", "class_ai", "bound_by"),
     *("error_worst", "prepare_s", "first_call_s", "peak_memory_bytes", "flags", "reason", "config", "versions"),
 )
 _DIGITS = 6
