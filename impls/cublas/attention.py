@@ -47,10 +47,10 @@ class Unfused(Implementation):
         assert isinstance(case, Attention)
         import torch
 
-        from impls.support import torch_cuda
+        from impls.support import torch_cuda, torch_setup
         from impls.support.torch_arrays import torch_dtype
 
-        torch.set_float32_matmul_precision("highest")
+        config = torch_setup.configure(device)
         b, hq, hkv, sq, sk, d = case.batch, case.hq, case.hkv, case.sq, case.sk, case.d
         share = hq // hkv
         scale = 1 / math.sqrt(d)
@@ -76,7 +76,9 @@ class Unfused(Implementation):
             o = torch.bmm(torch.softmax(scores, -1), v)
             return o.view(b, hkv, share, sq, d).permute(0, 3, 1, 2, 4).reshape(b, sq, hq, d)
 
-        return torch_cuda.AttentionProgram(case, attend, {"mask": "none" if bias is None else "added in the product"})
+        return torch_cuda.AttentionProgram(
+            case, attend, config | {"mask": "none" if bias is None else "added in the product"}
+        )
 
 
 def _score_bytes(case: Attention) -> int:

@@ -1,4 +1,4 @@
-"""GEMM by cuBLASLt on a GPU: the library's first choice, and the best of its candidates found beforehand.
+"""GEMM by cuBLASLt on a GPU: the library's first choice, replayed or unfused, and the best of its candidates.
 
 Owns how a row-major case is put to a column-major library: C^T = op(B^T) op(A^T), so that cuBLASLt's first operand is
 our B and D's rows are our columns, along which its bias runs. Epilogues are the library's own. A grouped case is one
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -97,6 +97,43 @@ class Searched(Default):
         return Product(case, lt.Candidate(**choices["cases"][case.id]["candidate"]))
 
 
+class Graph(Default):
+    """The baseline's launches, recorded once: what a call costs its host is one launch of a graph."""
+
+    name: ClassVar[str] = "cublas.graph"
+    summary: ClassVar[str] = "as cublas.default, captured in a CUDA graph over each input set and replayed"
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Nothing is compiled: a graph is captured whenever inputs are loaded."""
+        assert isinstance(case, Gemm)
+        return _Replayed(case)
+
+
+class Unfused(Default):
+    """What the epilogue costs where nothing is fused: C goes to memory and back for every step of it."""
+
+    name: ClassVar[str] = "cublas.unfused"
+    summary: ClassVar[str] = "cuBLASLt's product, then a kernel of torch's for each step of the epilogue, in place"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Cases without an epilogue, and those whose product cuBLASLt has not."""
+        assert isinstance(case, Gemm)
+        if case.epilogue == "none":
+            return "There is no epilogue to leave unfused: cublas.default is the product."
+        return super().refuses(replace(case, epilogue="none"), device)
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and C read and written by every step of the epilogue."""
+        assert isinstance(case, Gemm)
+        steps = len(case.epilogue.split("+"))
+        return case.compulsory_bytes() + 2 * steps * case.output_specs()["C"].nbytes
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Nothing is compiled."""
+        assert isinstance(case, Gemm)
+        return _Unfused(case)
+
+
 def tuned_file(device_name: str) -> Path:
     """Where the choices for a device are kept: ``NVIDIA H200`` -> ``tuned/h200.json``."""
     return _TUNED / (re.sub(r"[^a-z0-9]+", "-", device_name.lower().removeprefix("nvidia")).strip("-") + ".json")
@@ -114,7 +151,7 @@ class _Loaded:
 
     inputs: dict[str, torch.Tensor]
     output: torch.Tensor
-    launches: list[Callable[[], None]]
+    launches: list[Callable[[], Any]]
 
 
 class Product(Program):
@@ -155,11 +192,16 @@ class Product(Program):
         return self._bound(loaded.inputs, loaded.output)
 
     def _bound(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> _Loaded:
-        bias = tensors["bias"].data_ptr() if "bias" in tensors else 0
+        return _Loaded(tensors, output, self._launches(tensors, output, 0))
+
+    def _launches(
+        self, tensors: dict[str, torch.Tensor], output: torch.Tensor, stream: int
+    ) -> list[Callable[[], None]]:
+        """The products of one call on a stream (its handle; 0 is CUDA's default)."""
         c = tensors.get("residual", output)
         launches = []
         for problem, (a, b, d) in _problems(self._case):
-            product = self._lt.Product(problem, bias)
+            product = self._lt.Product(problem, tensors["bias"].data_ptr() if "bias" in problem.epilogue else 0)
             addresses = (
                 tensors["B"].data_ptr() + b * dtype(self._case.dtype).bytes,
                 tensors["A"].data_ptr() + a * dtype(self._case.dtype).bytes,
@@ -167,8 +209,8 @@ class Product(Program):
                 output.data_ptr() + d * dtype(self._case.out).bytes,
             )
             candidate = self._candidate(problem, product)
-            launches.append(product.launcher(candidate, addresses, self._workspace.data_ptr(), 0))
-        return _Loaded(tensors, output, launches)
+            launches.append(product.launcher(candidate, addresses, self._workspace.data_ptr(), stream))
+        return launches
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """In place."""
@@ -211,6 +253,38 @@ class Product(Program):
             self._chosen[problem] = candidates[0]
         self.config["algorithm"] = self._chosen[problem].config()
         return self._chosen[problem]
+
+
+class _Replayed(Product):
+    """The same launches, captured in a CUDA graph over each input set."""
+
+    def _bound(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> _Loaded:
+        for launch in self._launches(tensors, output, 0):
+            launch()  # loads the kernels, which cannot be done in a capture
+        graph = self._torch.cuda.CUDAGraph()
+        with self._torch.cuda.graph(graph):
+            for launch in self._launches(tensors, output, self._torch.cuda.current_stream().cuda_stream):
+                launch()
+        return _Loaded(tensors, output, [graph.replay])
+
+
+class _Unfused(Product):
+    """The product alone, and the steps of the epilogue after it, in place."""
+
+    def __init__(self, case: Gemm) -> None:
+        super().__init__(replace(case, epilogue="none"))
+        self._epilogue = case.epilogue
+        self.config["epilogue"] = case.epilogue.split("+")
+
+    def _bound(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> _Loaded:
+        steps: dict[str, Callable[[], Any]] = {
+            "bias": lambda: output.add_(tensors["bias"]),
+            "residual": lambda: output.add_(tensors["residual"]),
+            "relu": output.relu_,
+            "gelu": lambda: self._torch.ops.aten.gelu_.default(output, approximate="tanh"),
+        }
+        launches = self._launches(tensors, output, 0)
+        return _Loaded(tensors, output, [*launches, *(steps[step] for step in self._epilogue.split("+"))])
 
 
 def _problems(case: Gemm) -> Iterator[tuple[Problem, tuple[int, int, int]]]:

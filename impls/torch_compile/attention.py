@@ -33,17 +33,21 @@ class _Compiled(Implementation):
         raises_f16: whether f16 is taken to f32 and back where the CPU has no f16 arithmetic.
     """
 
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     backend: ClassVar[str] = "inductor"
     mode: ClassVar[str] = "default"
     raises_f16: ClassVar[bool] = True
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """TF32, and Inductor without a C++ compiler."""
+        """TF32, and Inductor without a compiler."""
         assert isinstance(case, Attention)
         if case.dtype == "tf32":
-            return "TF32 is a format of GPU tensor cores; torch on a CPU would compute in f32 instead."
-        return capture.lacks_compiler() if self.backend == "inductor" else None
+            return (
+                "Softmax and products would have to disagree on the dtype: ask for f32."
+                if device.kind == "cuda"
+                else "TF32 is a format of GPU tensor cores; torch on a CPU would compute in f32 instead."
+            )
+        return capture.lacks_compiler(device) if self.backend == "inductor" else None
 
     def prepare(self, case: Case, device: Device) -> Program:
         """Captures and compiles the case."""
@@ -55,7 +59,7 @@ class _Compiled(Implementation):
         config = torch_setup.configure(device)
         work = capture.work_dtype(case.dtype, case.dtype, device) if self.raises_f16 else case.dtype
         config["computed_in"] = work
-        inner = self._attend(case, work, config)
+        inner = self._attend(case, work, config, device)
         own, wide = torch.float16, torch.float32
         raised = work != case.dtype
 
@@ -64,9 +68,9 @@ class _Compiled(Implementation):
                 return inner(q.to(wide), k.to(wide), v.to(wide)).to(own).contiguous()
             return inner(q, k, v).contiguous()
 
-        return _Attention(case, capture.Captured(attend, self.backend, self.mode), config, device)
+        return _Attention(case, capture.Captured(attend, self.backend, self.mode, device), config, device)
 
-    def _attend(self, case: Attention, work: str, config: dict[str, Any]) -> Attend:
+    def _attend(self, case: Attention, work: str, config: dict[str, Any], device: Device) -> Attend:
         """O from Q, K, V, each (B, S, H, D) in dtype ``work``; what was chosen goes into ``config``."""
         raise NotImplementedError
 
@@ -75,9 +79,9 @@ class Default(_Compiled, eager.Unfused):
     """Attention as its definition reads; traffic and workspace are the eager one's, since scores go to memory."""
 
     name: ClassVar[str] = "torch_compile.default"
-    summary: ClassVar[str] = "torch.compile: two batched products, mask and softmax between them in one C++ kernel"
+    summary: ClassVar[str] = "torch.compile: two batched products, mask and softmax between them in one kernel"
 
-    def _attend(self, case: Attention, work: str, config: dict[str, Any]) -> Attend:
+    def _attend(self, case: Attention, work: str, config: dict[str, Any], device: Device) -> Attend:
         import torch
 
         b, hq, hkv, sq, sk, d = case.batch, case.hq, case.hkv, case.sq, case.sk, case.d
@@ -145,22 +149,21 @@ class ReduceOverhead(Default):
     mode: ClassVar[str] = "reduce-overhead"
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """TF32, and the backward pass alone."""
+        """Besides the others' reasons, the backward pass alone."""
         assert isinstance(case, Attention)
-        if case.dtype == "tf32":
-            return "torch's batched products of f32 are kept in f32 here."
         if case.direction == "bwd":
             return "A recorded graph keeps the residuals of its last replay only, and two input sets need theirs."
-        return None
+        return super().refuses(case, device)
 
 
 class Sdpa(_Compiled, eager.Sdpa):
     """What ``blas.sdpa`` calls, captured: torch's fused operator stays a library call."""
 
     name: ClassVar[str] = "torch_compile.sdpa"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
     summary: ClassVar[str] = "torch.compile of scaled_dot_product_attention as blas.sdpa calls it"
 
-    def _attend(self, case: Attention, work: str, config: dict[str, Any]) -> Attend:
+    def _attend(self, case: Attention, work: str, config: dict[str, Any], device: Device) -> Attend:
         return eager.Sdpa._attend(self, case, work, config)
 
 
@@ -169,20 +172,20 @@ class Flex(_Compiled):
 
     name: ClassVar[str] = "torch_compile.flex"
     workload: ClassVar[str] = "attention"
-    summary: ClassVar[str] = "flex_attention with a block mask, Inductor's fused C++ template"
+    summary: ClassVar[str] = "flex_attention with a block mask, Inductor's fused template in C++ or Triton"
     # The template takes f16, and no conversion may follow it: Inductor (torch 2.13) tries to fuse one and gives up.
     raises_f16: ClassVar[bool] = False
 
     def refuses(self, case: Case, device: Device) -> str | None:
         """Besides the others' reasons, gradients and CPUs that the template is not for."""
         assert isinstance(case, Attention)
-        if case.direction != "fwd":
+        if device.kind == "cpu" and case.direction != "fwd":
             return "FlexAttention on a CPU computes the forward pass only."
-        if "avx2" not in device.features:
+        if device.kind == "cpu" and "avx2" not in device.features:
             return "FlexAttention's template for CPUs needs an x86 CPU with AVX2."
         return super().refuses(case, device)
 
-    def _attend(self, case: Attention, work: str, config: dict[str, Any]) -> Attend:
+    def _attend(self, case: Attention, work: str, config: dict[str, Any], device: Device) -> Attend:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         ahead, window, gqa = case.sk - case.sq, case.window, case.hq != case.hkv
@@ -193,8 +196,13 @@ class Flex(_Compiled):
                 seen = j <= i + ahead
                 return seen & (j > i + ahead - window) if window else seen
 
-            block_mask = create_block_mask(visible, None, None, case.sq, case.sk, device="cpu")
-            config["block_mask"] = {"block": list(block_mask.BLOCK_SIZE), "sparsity_percent": block_mask.sparsity()}
+            block_mask = create_block_mask(visible, None, None, case.sq, case.sk, device=device.kind)
+            whole = 0 if block_mask.full_kv_num_blocks is None else int(block_mask.full_kv_num_blocks.sum())
+            config["block_mask"] = {
+                "block": list(block_mask.BLOCK_SIZE),
+                "blocks_whole": whole,
+                "blocks_masked": int(block_mask.kv_num_blocks.sum()),
+            }
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -203,6 +211,15 @@ class Flex(_Compiled):
             return o.transpose(1, 2)
 
         return attend
+
+
+class FlexMaxAutotune(Flex):
+    """The same, its tiles, stages and warps raced when it compiles."""
+
+    name: ClassVar[str] = "torch_compile.flex_max_autotune"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    summary: ClassVar[str] = "as flex, under torch.compile(mode='max-autotune'): tiles raced"
+    mode: ClassVar[str] = "max-autotune"
 
 
 @dataclass
@@ -228,7 +245,8 @@ class _Attention(Program):
 
         from impls.support import torch_arrays
 
-        self._case, self._attend, self._arrays, self._inputs = case, attend, torch_arrays, capture.Inputs(device)
+        self._case, self._attend, self._arrays = case, attend, torch_arrays
+        self._inputs = capture.Inputs(device, stay=attend.replays)
         self._grad = torch.autograd.grad
         # A donated residual is overwritten by the backward pass, which then runs once only: not where the next call
         # needs the residuals too.
@@ -239,8 +257,14 @@ class _Attention(Program):
         self.artefacts = attend.artefacts
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
-        """Tensors of the arrays; for the backward pass alone, the forward graph's residuals."""
-        return self._with_residuals(self._inputs.place(inputs))
+        """Tensors of the arrays; for the backward pass alone, the forward graph's residuals.
+
+        Where a CUDA graph is replayed, its recording over them.
+        """
+        loaded = self._with_residuals(self._inputs.place(inputs))
+        if self._attend.replays:
+            self.run(loaded)
+        return loaded
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """In place; what the forward graph left behind is made anew."""
@@ -276,6 +300,11 @@ class _Attention(Program):
     def synchronize(self) -> None:
         """Wait for the device."""
         self._inputs.synchronize()
+
+    def release(self) -> None:
+        """Give the memory back to the device: torch would keep it."""
+        self._attend.release()
+        self._inputs.release()
 
     def _with_residuals(self, tensors: dict[str, torch.Tensor]) -> _Loaded:
         if self._case.direction != "fwd":

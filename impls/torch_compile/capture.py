@@ -33,11 +33,17 @@ if TYPE_CHECKING:
 _alive: weakref.WeakSet[Captured] = weakref.WeakSet()
 
 
-def lacks_compiler() -> str | None:
-    """Why Inductor cannot generate code for a CPU here, one sentence; None where it can."""
-    compiler = os.environ.get("CXX", "g++")  # where Inductor looks
-    if shutil.which(compiler) is None:
-        return f"Inductor compiles C++ for a CPU, and there is no compiler {compiler}: install g++, or name one in CXX."
+def lacks_compiler(device: Device) -> str | None:
+    """Why Inductor cannot generate code here, one sentence; None where it can.
+
+    A GPU's kernels are launched by C code that Triton compiles; where CC is not set, it looks for gcc and clang.
+    """
+    # Where Inductor and Triton look.
+    variable, known = ("CXX", ("g++",)) if device.kind == "cpu" else ("CC", ("gcc", "clang"))
+    compilers = (os.environ[variable],) if variable in os.environ else known
+    if not any(shutil.which(compiler) for compiler in compilers):
+        names = " or ".join(compilers)
+        return f"Inductor needs a compiler, and there is no {names}: install one, or name one in {variable}."
     return None
 
 
@@ -49,29 +55,63 @@ class Captured:
         artefacts: Inductor's generated code by file name.
     """
 
-    def __init__(self, function: Callable[..., Any], backend: str, mode: str) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        backend: str,
+        mode: str,
+        device: Device,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         """Nothing is compiled yet.
 
         Args:
             function: of tensors; its shapes are fixed by its first call.
             backend: ``inductor`` or ``aot_eager``.
             mode: of ``torch.compile``: what Inductor may try.
+            device: where it runs.
+            options: of Inductor, beyond the mode's.
         """
         import torch
 
         if not _alive:
             torch._dynamo.reset()
+        if device.kind == "cuda" and mode == "max-autotune":
+            # The mode replays CUDA graphs besides, which is reduce_overhead's.
+            mode = "max-autotune-no-cudagraphs"
         self.config: dict[str, Any] = {"backend": backend, "mode": mode}
+        if options:
+            self.config["options"] = dict(options)
         self.artefacts: dict[str, str | bytes] = {}
-        self._backend, self._mode = backend, mode
+        self._backend, self._mode, self._device, self._options = backend, mode, device, dict(options or {})
+        self._precision = torch.get_float32_matmul_precision()
         self._graphs = 0
         self._autotuned: list[dict[str, Any]] = []
         self._call = torch.compile(_with_own_code(function), backend=self._compile_graph, fullgraph=True, dynamic=False)
         _alive.add(self)
 
+    @property
+    def replays(self) -> bool:
+        """Whether calls replay a CUDA graph: recorded over the tensors it is first called with, its outputs its own."""
+        return self._mode == "reduce-overhead"
+
     def __call__(self, *tensors: torch.Tensor) -> Any:
         """What the function returns."""
+        import torch
+
+        # Process-wide, and read by the library at every call: another program may have wanted another.
+        if torch.get_float32_matmul_precision() != self._precision:
+            torch.set_float32_matmul_precision(self._precision)
+        if self.replays:
+            torch.compiler.cudagraph_mark_step_begin()
         return self._call(*tensors)
+
+    def release(self) -> None:
+        """Drop recorded CUDA graphs, which hold the memory of their results."""
+        if self.replays:
+            from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+            reset_cudagraph_trees()
 
     def compile(self, first_call: Callable[[], Any]) -> None:
         """Compile by a first call, with every cache of Inductor empty; ``compile_s`` in ``config`` is its seconds.
@@ -83,8 +123,8 @@ class Captured:
         from torch._inductor import select_algorithm
         from torch._inductor.utils import fresh_cache
 
-        if self._backend == "inductor" and self._mode != "reduce-overhead":
-            _warm_toolchain(torch.get_num_threads())
+        if self._backend == "inductor":
+            _warm_toolchain(self._device.kind, torch.get_num_threads())
         select_algorithm.add_feedback_saver(self._note_autotuning)
         try:
             with fresh_cache():
@@ -95,15 +135,22 @@ class Captured:
         finally:
             select_algorithm.clear_feedback_savers()
         self.assert_compiled_once()
+        if self._backend == "inductor" and self._device.kind == "cuda":
+            self.config["compile_threads"] = torch._inductor.config.compile_threads
         # fullgraph=True: a graph break would have been an error.
         self.config |= {"compile_s": round(seconds, 3), "graphs": self._graphs, "graph_breaks": 0, "recompiles": 0}
         if self._backend == "inductor":
             code = "\n".join(str(text) for text in self.artefacts.values())
-            self.config |= {
-                "cpp_kernels": code.count("async_compile.cpp_pybinding("),
-                "cpp_micro_gemm": "micro_gemm" in code,
-                "library_calls": sorted(set(re.findall(r"(?:extern_kernels|torch\.ops)\.([\w.]+)\(", code))),
-            }
+            self.config["library_calls"] = sorted(set(re.findall(r"(?:extern_kernels|torch\.ops)\.([\w.]+)\(", code)))
+            if self._device.kind == "cpu":
+                self.config |= {
+                    "cpp_kernels": code.count("async_compile.cpp_pybinding("),
+                    "cpp_micro_gemm": "micro_gemm" in code,
+                }
+            else:
+                kernels = re.findall(r"^(triton_\w+) = async_compile\.triton\(", code, re.MULTILINE)
+                # Inductor's names: triton_tem_ for a template of a product or of attention, with what is fused into it.
+                self.config["triton_kernels"] = kernels
         if self._autotuned:
             self.config["autotuned"] = self._autotuned
 
@@ -124,7 +171,7 @@ class Captured:
         from torch._inductor.compile_fx import compile_fx
 
         # Constants are not folded and weights not packed beforehand: every tensor is an input of the call.
-        patches = dict(torch._inductor.list_mode_options(self._mode)) | {"freezing": False}
+        patches = dict(torch._inductor.list_mode_options(self._mode)) | {"freezing": False} | self._options
         compiled = compile_fx(graph, inputs, inner_compile=self._compile_code, config_patches=patches)
         return compiled
 
@@ -138,24 +185,45 @@ class Captured:
         return output
 
     def _note_autotuning(self, timings: dict[Any, float], name: str, nodes: Any, choices: Any, *_: Any) -> None:
-        """What Inductor calls with the seconds of every choice it has raced."""
-        raced = {str(getattr(choice, "name", choice)): seconds for choice, seconds in timings.items()}
+        """What Inductor calls with the time of every choice it has raced.
+
+        The fastest is what it takes, except where an epilogue can be fused into another: ``library_calls`` and
+        ``triton_kernels`` say what the code calls in the end.
+        """
+        raced = {str(getattr(choice, "name", choice)): (time_, choice) for choice, time_ in timings.items()}
         if raced:
-            self._autotuned.append({"operator": name, "chosen": min(raced, key=raced.__getitem__), "of": sorted(raced)})
+            fastest = min(raced, key=lambda choice: raced[choice][0])
+            note = {"operator": name, "fastest": fastest, "of": sorted(raced)}
+            # A template's tiles, stages and warps.
+            described = getattr(raced[fastest][1], "description", "")
+            self._autotuned.append(note | ({"described": described} if described else {}))
 
 
 class Inputs:
     """A program's tensors where it wants them: over the worker's arrays on a CPU, copies of them on a GPU."""
 
-    def __init__(self, device: Device) -> None:
-        """Nothing is placed yet."""
+    def __init__(self, device: Device, stay: bool = False) -> None:
+        """Nothing is placed yet.
+
+        Args:
+            device: where.
+            stay: whether a CUDA graph may read them where they are, as it reads a model's weights: else every replay
+                copies them to a place of its own first.
+        """
         from impls.support import torch_arrays
 
-        self._arrays, self._kind = torch_arrays, device.kind
+        self._arrays, self._kind, self._stay = torch_arrays, device.kind, stay
 
     def place(self, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Tensors of the arrays, in their order."""
-        return {name: self._arrays.to_torch(array).to(self._kind) for name, array in inputs.items()}
+        import torch
+
+        tensors = {name: self._arrays.to_torch(array).to(self._kind) for name, array in inputs.items()}
+        if self._stay:
+            for tensor in tensors.values():
+                # No guard: a second set is recorded anew, not compiled anew.
+                torch._dynamo.mark_static_address(tensor, guard=False)
+        return tensors
 
     def replace(self, tensors: Mapping[str, torch.Tensor], inputs: Mapping[str, np.ndarray]) -> None:
         """New contents, in place. On a CPU the tensors lie over the worker's arrays, which have them already."""
@@ -176,6 +244,13 @@ class Inputs:
 
         if self._kind == "cuda":
             torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Give memory that torch holds for later back to the device."""
+        import torch
+
+        if self._kind == "cuda":
+            torch.cuda.empty_cache()
 
 
 # The warm-up, the recording and a replay of a CUDA graph take a call each.
@@ -200,7 +275,7 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def _warm_toolchain(threads: int) -> None:
+def _warm_toolchain(kind: str, threads: int) -> None:
     """Let Inductor try out the compiler and precompile torch's headers, which it does once per process or machine."""
     import torch
     from torch._inductor.utils import fresh_cache
@@ -209,7 +284,7 @@ def _warm_toolchain(threads: int) -> None:
         return x + 1
 
     with fresh_cache():
-        torch.compile(increment, dynamic=False)(torch.zeros(64))
+        torch.compile(increment, dynamic=False)(torch.zeros(64, device=kind))
 
 
 def work_dtype(name: str, out: str, device: Device) -> str:

@@ -5,6 +5,9 @@ compiles what surrounds it. Its own C++ GEMM template takes part under ``max_aut
 for a single product it asks for a B that is constant, to be packed at compile time, and here B is an input of the call
 (``use_cpp_gemm_template``, torch 2.13). For the same reason Inductor does not turn ``mm`` into oneDNN's inner product,
 which is the faster in f32 (impls/blas/gemm.py); ``torch_compile.linear`` calls it by an operator of its own.
+
+On a GPU the operators are others (gpu), and the product is cuBLAS's except where ``max_autotune`` finds one of its
+Triton templates faster when it compiles, with the epilogue fused into it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from impls.contract import Device, Implementation, Program
-from impls.torch_compile import capture
+from impls.torch_compile import capture, gpu
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
@@ -34,27 +37,37 @@ class _Compiled(Implementation):
 
     Attributes:
         backend, mode: as ``torch.compile`` names them.
+        options: of Inductor, beyond the mode's.
     """
 
     workload: ClassVar[str] = "gemm"
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     backend: ClassVar[str] = "inductor"
     mode: ClassVar[str] = "default"
+    options: ClassVar[dict[str, Any]] = {}
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """TF32, accumulation that is not in f32 or i32, and Inductor without a C++ compiler."""
+        """TF32 on a CPU, accumulation and shapes that torch has no product for, and Inductor without a compiler."""
         assert isinstance(case, Gemm)
-        if case.dtype == "tf32":
+        if device.kind == "cuda":
+            reason = gpu.refusal(case)
+            if reason is not None:
+                return reason
+        elif case.dtype == "tf32":
             return "TF32 is a format of GPU tensor cores; torch on a CPU would compute in f32 instead."
-        if case.acc not in ("f32", "i32"):
+        elif case.acc not in ("f32", "i32"):
             return f"torch on a CPU accumulates {case.dtype} in f32 and offers no acc={case.acc}."
-        return capture.lacks_compiler() if self.backend == "inductor" else None
+        return capture.lacks_compiler(device) if self.backend == "inductor" else None
 
     def traffic_bytes(self, case: Case) -> int:
-        """Compulsory bytes, copies where another dtype is multiplied, C written and read again for an activation."""
+        """Compulsory bytes, and C written and read again for an activation.
+
+        Left out are the copies of f16 and f8e4m3 operands that a CPU without their arithmetic multiplies in a wider
+        dtype: the device is not known here, and a GPU makes none.
+        """
         assert isinstance(case, Gemm)
         again = 2 * case.output_specs()["C"].nbytes if case.epilogue in ("bias+relu", "bias+gelu") else 0
-        return case.compulsory_bytes() + 2 * self.workspace_bytes(case) + again
+        return case.compulsory_bytes() + again
 
     def workspace_bytes(self, case: Case) -> int:
         """Bytes of operands and results in the dtype that is multiplied, where it is not their own.
@@ -73,11 +86,15 @@ class _Compiled(Implementation):
         from impls.support import torch_setup
 
         work = capture.work_dtype(case.dtype, case.out, device)
-        config = torch_setup.configure(device) | {"multiplied_in": work}
-        return _Product(case, capture.Captured(self._computation(case, work), self.backend, self.mode), config, device)
+        config = torch_setup.configure(device, "high" if case.dtype == "tf32" else "highest") | {"multiplied_in": work}
+        if case.groups is not None:
+            at_run_time = device.kind == "cuda" and gpu.grouped_in_one_call(case)
+            config["group_sizes"] = "read at run time" if at_run_time else "compiled in"
+        function = gpu.computation(case) if device.kind == "cuda" else self._computation(case, work)
+        return _Product(case, capture.Captured(function, self.backend, self.mode, device, self.options), config, device)
 
     def _computation(self, case: Gemm, work: str) -> Compute:
-        """C from A, B and the bias, residual or group sizes, multiplied in dtype ``work``."""
+        """On a CPU, C from A, B and the bias, residual or group sizes, multiplied in dtype ``work``."""
         return _computation(case, work)
 
 
@@ -92,8 +109,25 @@ class MaxAutotune(_Compiled):
     """Inductor races its templates against the library when it compiles."""
 
     name: ClassVar[str] = "torch_compile.max_autotune"
-    summary: ClassVar[str] = "torch.compile(mode='max-autotune'): Inductor's C++ GEMM template where it takes part"
+    summary: ClassVar[str] = "torch.compile(mode='max-autotune'): Inductor's GEMM templates raced against the library"
     mode: ClassVar[str] = "max-autotune"
+
+
+class MaxAutotuneTma(MaxAutotune):
+    """As ``max_autotune``, with the template for TMA and persistent blocks among those that are raced."""
+
+    name: ClassVar[str] = "torch_compile.max_autotune_tma"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    summary: ClassVar[str] = "as max_autotune, Inductor's persistent TMA template among the choices (off by default)"
+    # What ENABLE_PERSISTENT_TMA_MATMUL=1 sets.
+    options: ClassVar[dict[str, Any]] = {"triton.enable_persistent_tma_matmul": True}
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Besides the others' reasons, what the template does not multiply."""
+        assert isinstance(case, Gemm)
+        if case.batch > 1 or case.groups is not None or case.dtype == "i8":
+            return "Inductor's persistent TMA template multiplies one A and one B of floating-point numbers."
+        return super().refuses(case, device)
 
 
 class ReduceOverhead(_Compiled):
@@ -104,13 +138,6 @@ class ReduceOverhead(_Compiled):
     summary: ClassVar[str] = f"torch.compile(mode='reduce-overhead'): {capture.NO_CPU}"
     mode: ClassVar[str] = "reduce-overhead"
 
-    def refuses(self, case: Case, device: Device) -> str | None:
-        """What torch's plain products do not do on a GPU."""
-        assert isinstance(case, Gemm)
-        if case.dtype not in ("f32", "f16", "bf16") or case.out != case.dtype or case.acc != "f32":
-            return "torch.mm on a GPU takes f32, f16 or bf16 here, accumulated in f32, and returns the same."
-        return None
-
 
 class Linear(_Compiled):
     """oneDNN's inner product with its epilogue inside, as an operator of our own that Inductor only calls.
@@ -119,6 +146,7 @@ class Linear(_Compiled):
     """
 
     name: ClassVar[str] = "torch_compile.linear"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
     summary: ClassVar[str] = (
         "torch.compile of a custom operator: oneDNN's product with the epilogue inside, no code made"
     )
@@ -163,15 +191,20 @@ class _Product(Program):
         super().__init__()
         from impls.support import torch_arrays
 
-        self._arrays, self._call, self._inputs = torch_arrays, call, capture.Inputs(device)
+        self._arrays, self._call, self._inputs = torch_arrays, call, capture.Inputs(device, stay=call.replays)
+        scaled = device.kind == "cuda" and case.dtype == "f8e4m3"
+        self._scale = tuple(self._inputs.place({"scale": np.ones((), np.float32)}).values()) if scaled else ()
         examples = self._inputs.examples(case)
-        call.compile(lambda: call(*examples.values()))
+        call.compile(lambda: self.run(examples))
         self.config = config | call.config
         self.artefacts = call.artefacts
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Tensors in the order of the case's inputs."""
-        return self._inputs.place(inputs)
+        """Tensors in the order of the case's inputs; where a CUDA graph is replayed, its recording over them."""
+        loaded = self._inputs.place(inputs)
+        if self._call.replays:
+            self.run(loaded)
+        return loaded
 
     def refill(self, loaded: dict[str, torch.Tensor], inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """In place."""
@@ -180,7 +213,7 @@ class _Product(Program):
 
     def run(self, loaded: dict[str, torch.Tensor]) -> torch.Tensor:
         """C, newly allocated."""
-        result: torch.Tensor = self._call(*loaded.values())
+        result: torch.Tensor = self._call(*loaded.values(), *self._scale)
         return result
 
     def read_outputs(self, result: torch.Tensor) -> dict[str, np.ndarray]:
@@ -195,6 +228,11 @@ class _Product(Program):
     def synchronize(self) -> None:
         """Wait for the device."""
         self._inputs.synchronize()
+
+    def release(self) -> None:
+        """Give the memory back to the device: torch would keep it."""
+        self._call.release()
+        self._inputs.release()
 
 
 def _computation(case: Gemm, work: str) -> Compute:

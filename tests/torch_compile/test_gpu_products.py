@@ -1,0 +1,64 @@
+"""Which of torch's products a GEMM gets on a GPU, and what it refuses there. The products themselves need a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from impls.contract import Device
+from impls.torch_compile import gpu
+from impls.torch_compile.gemm import AotEager, MaxAutotuneTma
+from impls.workloads.base import parse_case
+
+H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 1 << 37)
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("64x64x64:f16:acc=f16", "accumulate"),
+        ("64x64x64:f8e4m3", "layout nt"),
+        ("64x64x40:f8e4m3:nt", "multiples of 16"),
+        ("b2x64x64x64:f8e4m3:nt", "batched"),
+        ("g32+32x64x64:f8e4m3:nt", "scale for every row"),
+        ("16x64x64:i8:nt", "more than 16 rows"),
+        ("g64+16x64x64:i8:nt", "more than 16 rows"),
+        ("64x60x64:i8:nt", "multiples of 8"),
+        ("b2x64x64x64:i8:nt", "batched"),
+    ],
+)
+def test_refuses_in_a_sentence_what_torch_has_no_product_for(spec, told):
+    reason = gpu.refusal(parse_case(f"gemm:{spec}"))
+    assert told in reason
+    assert reason.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["1x1x1:bf16", "64x64x64:tf32", "64x64x64:f8e4m3:nt:acc=fast:out=f32", "g0+17x64x64:i8", "17x8x8:i8:tt"],
+)
+def test_takes_the_rest(spec):
+    assert gpu.refusal(parse_case(f"gemm:{spec}")) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "one_call"),
+    [
+        ("g64+64x64x64:bf16", True),
+        ("g64+0x8x8:bf16:nt", True),
+        ("g64+64x65x64:bf16", False),  # rows of B are not whole 16 bytes
+        ("g64+64x64x65:bf16", False),
+        ("g64+64x64x64:f16", False),
+        ("g64+64x64x64:bf16:out=f32", False),
+        ("64x64x64:bf16", False),
+    ],
+)
+def test_groups_are_one_call_where_tma_can_read_them(spec, one_call):
+    assert gpu.grouped_in_one_call(parse_case(f"gemm:{spec}")) is one_call
+
+
+def test_what_tma_is_not_for_is_refused_and_the_control_needs_no_compiler(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    assert "TMA" in MaxAutotuneTma().refuses(parse_case("gemm:b2x64x64x64:bf16"), H200)
+    assert "gcc or clang" in MaxAutotuneTma().refuses(parse_case("gemm:64x64x64:bf16"), H200)
+    assert AotEager().refuses(parse_case("gemm:64x64x64:bf16"), H200) is None
