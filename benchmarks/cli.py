@@ -1,4 +1,4 @@
-"""The command ``ridgemark``: doctor, list, check, compare, show, report.
+"""The command ``ridgemark``: doctor, list, check, compare, show, profile, report.
 
 Owns arguments, messages and exit codes. Exit codes: 0 done; 1 done, and something was wrong; 2 nothing could be done,
 with one sentence that says why and what to do; 130 interrupted.
@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from analysis import counted, table
 from analysis import frame as frames
 from analysis import report as reports
-from analysis import table
+from benchmarks import profile as profiles
 from benchmarks.engine import cases as case_files
 from benchmarks.engine import doctor as doctors
 from benchmarks.engine import environments, machine, memory, records, session
@@ -76,6 +77,7 @@ _EXPECTED = (
     records.RecordError,
     environments.EnvironmentFailure,
     machine.NoDevice,
+    profiles.NoProfiler,
 )
 
 
@@ -290,6 +292,59 @@ def show(
         print(table.to_csv(rows), end="")
     else:
         out.print(table.rich_table(rows))
+
+
+@app.command()
+def profile(
+    cases: CasesOption = None,
+    impl: ImplOption = None,
+    gemm: GemmOption = None,
+    attention: AttentionOption = None,
+    folder: OutOption = Path("results"),
+) -> None:
+    """Count what calls move and execute, by Nsight Compute: DRAM and L2 bytes, tensor instructions.
+
+    Only what this machine's records hold as right and timed is counted. Calls of known traffic are counted in every
+    run, for calibration. Exits 1 where something could not be counted.
+
+    [bold]Examples[/]
+      ridgemark profile                                  the flagship cases
+      ridgemark profile --gemm 4096x4096x4096:bf16 --impl cublas --impl xla
+    """
+    device = machine.default_device()
+    if device.kind != "cuda":
+        raise UsageError("Counters are read on an NVIDIA GPU only, and none is visible here.")
+    place = records.folder(folder, machine.name())
+    known = profiles.measured(records.read(place)) if place.is_dir() else set()
+    implementations = _implementations(impl)
+    names = {i.name for i in implementations}
+    wanted = {case.id for case in _cases(cases, gemm, attention, device, default="flagship")}
+    programs = sorted((name, case) for name, case in known if name in names and case in wanted)
+    if not programs:
+        raise UsageError("Nothing of that has been measured here. Measure it first, with: ridgemark compare")
+    taking_part = tuple(i for i in implementations if any(i.name == name for name, _ in programs))
+    calibrating = registry.select([profiles.PRODUCT[0], profiles.COPY[0]])
+    built, missing = _environments((*calibrating, *taking_part), device, named=bool(impl))
+    name = records.new_run_id()
+    writer = records.Writer(place / f"{name}.jsonl", name)
+    try:
+        run = profiles.Run(
+            programs,
+            device=device,
+            environments=built,
+            missing=missing,
+            writer=writer,
+            seed=secrets.randbits(31),
+        )
+        finished = run.run(lambda text: err.print(escape(text), highlight=False))
+    finally:
+        writer.close()
+    out.print(counted.rich_table(run.lines))
+    out.print(f"Records: {writer.path}", highlight=False)
+    if not finished:
+        raise typer.Exit(130)
+    if any(line["status"] != "ok" for line in run.lines):
+        raise typer.Exit(1)
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -423,8 +423,7 @@ class Pool:
     def __init__(self, root: Path, device: Device, threads: int) -> None:
         self.device = device
         self.cpus = parallelism.choose_cpus(threads)
-        self._path = os.pathsep.join([str(root), *_extra_paths()])
-        self._environ = parallelism.environment(threads)
+        self._root, self._threads = root, threads
         self._workers: dict[tuple[str, int], Worker] = {}
         self._token = threading.RLock()
         self._holder: Worker | None = None
@@ -546,20 +545,7 @@ class Pool:
         return worker
 
     def _environment(self, spec: WorkerSpec, mark: str) -> dict[str, str]:
-        environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-        if self.device.kind == "cpu":
-            environ["CUDA_VISIBLE_DEVICES"] = ""  # a library that sees a GPU may prefer it
-        environ |= spec.environ
-        environ |= self._environ
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [self._path, spec.environ.get("PYTHONPATH", "")]))
-        environ |= {
-            "PYTHONNOUSERSITE": "1",  # the environment is what its lock says
-            "PYTHONHASHSEED": "0",  # compilers that iterate over sets choose alike in every process
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",  # both: the log's end tells of a crash
-            processes.MARK: mark,
-        }
-        return environ
+        return environment(self._root, self.device, self._threads, spec.environ) | {processes.MARK: mark}
 
     def _watch(self) -> None:
         renewed = 0.0
@@ -570,6 +556,31 @@ class Pool:
             for worker in self.workers:
                 if not worker.suspended:
                     worker.watch(renew)
+
+
+def environment(root: Path, device: Device, threads: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a process that runs a stack's programs.
+
+    Args:
+        root: folder of the repository: what it imports beside its own environment.
+        device: the device that cases run on.
+        threads: CPUs that it gets.
+        extra: variables that the stack wants.
+    """
+    environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    if device.kind == "cpu":
+        environ["CUDA_VISIBLE_DEVICES"] = ""  # a library that sees a GPU may prefer it
+    path = [str(root), *_extra_paths(), extra.get("PYTHONPATH", "")]
+    return {
+        **environ,
+        **extra,
+        **parallelism.environment(threads),
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PYTHONNOUSERSITE": "1",  # the environment is what its lock says
+        "PYTHONHASHSEED": "0",  # compilers that iterate over sets choose alike in every process
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # both: the log's end tells of a crash
+    }
 
 
 def _extra_paths() -> list[str]:

@@ -21,6 +21,8 @@ import orjson
 
 SCHEMA = 1
 KINDS = ("run", "stack", "result", "profile", "end")
+#: What a run's plan says for a regime where the run counts (``profile`` lines) and times nothing.
+COUNTED = "counted"
 STATUSES = ("ok", "checked", "unsupported", "wrong", "failed", "crashed", "timeout")
 
 
@@ -187,9 +189,14 @@ def results(loaded: Loaded) -> list[dict[str, Any]]:
 
 
 def unfinished(out: Path, machine: str) -> Path | None:
-    """The file of the newest run on ``machine`` that has not come to its end; None where there is none."""
+    """The file of the newest run on ``machine`` that has not come to its end; None where there is none.
+
+    A run that only counts is short and is not gone on with.
+    """
     for path in sorted(folder(out, machine).glob("*.jsonl"), reverse=True):
         loaded = read(path)
+        if any(line["kind"] == "run" and line["plan"].get("regime") == COUNTED for line in loaded.lines):
+            continue
         ends = [line for line in loaded.lines if line["kind"] == "end"]
         if not ends or ends[-1]["interrupted"]:
             return path

@@ -201,13 +201,7 @@ class Session:
             return
         self.writer.append(
             "run",
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
-            seed=self.plan.seed,
-            machine=machines.describe(),
-            device=asdict(self.device) | {"features": sorted(self.device.features)},
-            harness={name: metadata.version(name) for name in ("ridgemark", "numpy", "ml_dtypes")}
-            | {"python": sys.version.split()[0]},
-            **provenance(ROOT),
+            **circumstances(self.device, self.plan.seed),
             plan={
                 "cases": [c.id for c in self.plan.cases],
                 "impls": [i.name for i in self.plan.implementations],
@@ -234,6 +228,19 @@ class Session:
             start = time.perf_counter()
             self.writer.append("result", **result)
             self.phases.seconds["write"] += time.perf_counter() - start
+
+
+def circumstances(device: Device, seed: int) -> dict[str, Any]:
+    """What a run's first line says of when, where and with what it runs."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "machine": machines.describe(),
+        "device": asdict(device) | {"features": sorted(device.features)},
+        "harness": {name: metadata.version(name) for name in ("ridgemark", "numpy", "ml_dtypes")}
+        | {"python": sys.version.split()[0]},
+        **provenance(ROOT),
+    }
 
 
 def provenance(root: Path) -> dict[str, Any]:

@@ -1,0 +1,331 @@
+"""Counted traffic: what one call of an implementation moves and executes, by the GPU's own counters (Nsight Compute).
+
+Owns starting ``ncu`` over a stack's processes (``engine.profiled``), the metrics asked for, the reading of ncu's CSV
+and what the counters of a window mean. Records are of kind ``profile``; the analysis joins them. Only what the records
+of this machine hold as ``ok`` is profiled: counts of a call that nobody judged would be worth nothing.
+
+What a window gives. ncu runs the kernels of a call one after the other and counts each; between them nothing is
+counted. DRAM reads are those during the call's kernels. DRAM writes come in two parts: lines written back while the
+call's kernels ran, and lines that were still dirty in L2 at the end of the last one, which the sweep after the call
+drives out: ``write_back_bytes``. The sweep itself writes nothing. What the first sweep of the window writes, with L2
+clean before it, is the method's own and is recorded beside (``residue_bytes``), not subtracted. All metrics must be
+had in one pass: ncu would repeat each kernel otherwise, after restoring memory, and no repetition but the first would
+see a cold L2.
+
+Copies and memsets are no kernels and are not counted. Tensor instructions are counted per warp: a warpgroup's
+``wgmma`` counts four times.
+
+Calibration. Every run counts two calls whose traffic and arithmetic are known: cuBLAS's bf16 4096^3, whose 2MNK over
+its tensor instructions gives the FLOPs of one, and a copy of 256 MiB, of which all must be read and all must be
+written.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine import pool, records
+from benchmarks.engine.environments import Environment
+from benchmarks.engine.profiled import SWEEP
+from benchmarks.engine.session import ROOT, circumstances
+from impls.contract import Device
+
+#: (implementation, case) of the calls that calibrate every run.
+PRODUCT = ("cublas.default", "gemm:4096x4096x4096:bf16")
+COPY = ("ceilings.gpu", "ceiling:copy:256MiB:repeats=1")
+
+_READ, _WRITE, _L2 = "dram__bytes_read.sum", "dram__bytes_write.sum", "lts__t_bytes.sum"
+_BUSY = "gpu__time_duration.sum"
+# Warp instructions by tensor pipe: wgmma; mma.sync on floats; mma.sync on integers.
+_TENSOR = {pipe: f"sm__inst_executed_pipe_tensor_op_{pipe}.sum" for pipe in ("gmma", "hmma", "imma")}
+METRICS = (_READ, _WRITE, _L2, *_TENSOR.values(), _BUSY)
+# Architectures that have all of them.
+_ARCHITECTURES = ("sm_90",)
+_BASE_UNITS = {"byte", "inst", "ns", "nsecond"}
+
+_START_S, _PROGRAM_S = 90.0, 30.0
+_LONGEST_NAME = 160
+
+Program = tuple[str, str]
+
+
+class NoProfiler(Exception):
+    """Nothing can be counted here. The message says why and what to do."""
+
+
+class Unreadable(Exception):
+    """What ncu wrote is not what was asked for; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel that ncu profiled: its name, and its metrics in bytes, instructions and nanoseconds."""
+
+    name: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Window:
+    """One call and the sweeps around it."""
+
+    before: Kernel
+    call: tuple[Kernel, ...]
+    after: Kernel
+
+    def counters(self) -> dict[str, Any]:
+        """The call's counters, as in the record."""
+        total = {metric: sum(kernel.values[metric] for kernel in self.call) for metric in METRICS}
+        return {
+            "dram_read_bytes": round(total[_READ]),
+            "dram_write_bytes": round(total[_WRITE]),
+            "write_back_bytes": round(self.after.values[_WRITE]),
+            "l2_bytes": round(total[_L2]),
+            "tensor_instructions": {pipe: round(total[metric]) for pipe, metric in _TENSOR.items()},
+            "busy_us": total[_BUSY] / 1e3,
+        }
+
+
+def find_ncu() -> Path:
+    """Nsight Compute's command, on PATH or in the toolkit.
+
+    Raises:
+        NoProfiler: there is none.
+    """
+    places = [os.environ.get("PATH", "")]
+    places += [f"{os.environ[name]}/bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    places += ["/usr/local/cuda/bin", *map(str, sorted(Path("/opt/nvidia/nsight-compute").glob("*"), reverse=True))]
+    found = shutil.which("ncu", path=os.pathsep.join(places))
+    if found is None:
+        raise NoProfiler("Nsight Compute's command ncu is not on PATH. Install it with the CUDA toolkit.")
+    return Path(found)
+
+
+def measured(loaded: records.Loaded) -> set[Program]:
+    """The (implementation, case) pairs whose latest burst result is ``ok``."""
+    latest: dict[Program, str] = {}
+    for result in sorted(records.results(loaded), key=lambda r: str(r["run"])):  # run ids sort by time
+        if result["replica"] == 0 and result["regime"] == "burst":
+            latest[result["impl"], result["case"]] = result["status"]
+    return {program for program, status in latest.items() if status == "ok"}
+
+
+# -- what ncu wrote ---------------------------------------------------------------------------------------------------
+
+
+def read(log: str) -> list[Window]:
+    """The windows in ncu's log: messages, and the raw page as CSV, a row of units under the header.
+
+    A window that lacks its last sweep (the process died in it) is left out.
+
+    Raises:
+        Unreadable: ncu reports an error, needed more than one pass, or the CSV lacks what was asked for.
+    """
+    lines = log.splitlines()
+    errors = [line for line in lines if line.startswith("==ERROR==")]
+    if errors:
+        raise Unreadable(f"Nsight Compute says: {errors[0].removeprefix('==ERROR==').strip()}")
+    most = max(
+        (int(n) for n in re.findall(r"^==PROF== Profiling .* (\d+) pass(?:es)?\s*$", log, re.MULTILINE)), default=1
+    )
+    if most > 1:
+        raise Unreadable(f"Nsight Compute needed {most} passes: the counters of all but one did not see a cold L2.")
+    return list(_windows(_kernels(lines)))
+
+
+def _kernels(lines: Sequence[str]) -> Iterator[Kernel]:
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        raise Unreadable("Nsight Compute profiled nothing.")
+    rows = csv.DictReader(line for line in lines[start:] if line.startswith('"'))
+    lacking = {"Kernel Name", *METRICS} - set(rows.fieldnames or ())
+    if lacking:
+        raise Unreadable(f"Nsight Compute's table has no {sorted(lacking)[0]}.")
+    units = next(rows)
+    odd = {units[metric] for metric in METRICS} - _BASE_UNITS
+    if odd:
+        raise Unreadable(f"Nsight Compute gives {sorted(odd)[0]!r} where a base unit was asked for.")
+    for row in rows:
+        try:
+            values = {metric: float(row[metric].replace(",", "")) for metric in METRICS}
+        except ValueError:
+            raise Unreadable(f"Nsight Compute has no number for a metric of {row['Kernel Name']}.") from None
+        yield Kernel(row["Kernel Name"], values)
+
+
+def _windows(kernels: Iterator[Kernel]) -> Iterator[Window]:
+    before: Kernel | None = None
+    call: list[Kernel] = []
+    for kernel in kernels:
+        if not kernel.name.startswith(SWEEP):
+            call.append(kernel)
+        elif before is None:
+            before, call = kernel, []
+        else:
+            yield Window(before, tuple(call), kernel)
+            before = None
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """One run of the profiler over programs of several stacks; appends to one records file.
+
+    Args:
+        programs: (implementation, case) pairs; the calibrating ones come first, whether or not they are among them.
+        environments: stack -> its environment.
+        missing: stack -> why it has none, one sentence.
+        seed: of the inputs.
+
+    Raises:
+        NoProfiler: no ncu, or a device whose counters have other names.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        *,
+        device: Device,
+        environments: Mapping[str, Environment],
+        missing: Mapping[str, str],
+        writer: records.Writer,
+        seed: int,
+    ) -> None:
+        if device.arch not in _ARCHITECTURES:
+            raise NoProfiler(
+                f"The counters are known for {' and '.join(_ARCHITECTURES)}, and {device.name} is {device.arch}: "
+                "give their names in benchmarks/profile.py."
+            )
+        self._ncu = find_ncu()
+        self._device, self._environments, self._missing = device, environments, missing
+        self._writer, self._seed = writer, seed
+        by_stack: dict[str, dict[Program, None]] = {}
+        for program in (PRODUCT, COPY, *sorted(programs, key=lambda p: (p[1], p[0]))):
+            by_stack.setdefault(program[0].partition(".")[0], {})[program] = None
+        self._stacks = {stack: tuple(wanted) for stack, wanted in by_stack.items()}
+        self.lines: list[dict[str, Any]] = []
+
+    def run(self, progress: Callable[[str], None]) -> bool:
+        """Profile everything, stack after stack; each stack's lines are recorded as soon as it is done.
+
+        Returns:
+            False where Ctrl-C ended it early.
+        """
+        cases = dict.fromkeys(case for wanted in self._stacks.values() for _, case in wanted)
+        impls = dict.fromkeys(impl for wanted in self._stacks.values() for impl, _ in wanted)
+        self._writer.append(
+            "run",
+            **circumstances(self._device, self._seed),
+            plan={"cases": list(cases), "impls": list(impls), "budget_s": None, "regime": records.COUNTED},
+        )
+        interrupted = False
+        version = self._version()
+        try:
+            for stack, wanted in self._stacks.items():
+                progress(f"{stack}: {len(wanted)} calls under Nsight Compute")
+                for line in self._profile(stack, wanted):
+                    about = {
+                        "ncu": version,
+                        "seed": self._seed,
+                        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+                    }
+                    self.lines.append(self._writer.append("profile", **line, **about))
+        except KeyboardInterrupt:
+            interrupted = True
+        self._writer.append("end", interrupted=interrupted, phases={})
+        return not interrupted
+
+    def _version(self) -> str:
+        said = subprocess.run([self._ncu, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        found = re.search(r"Version (\S+)", said.stdout)
+        return found[1] if found else "unknown"
+
+    def _profile(self, stack: str, wanted: Sequence[Program]) -> Iterator[dict[str, Any]]:
+        """The record lines of one stack's programs, each of them exactly once."""
+        environment = self._environments.get(stack)
+        if environment is None:
+            for impl, case in wanted:
+                yield _line(impl, case, "unsupported", self._missing.get(stack, f"{stack} has no environment."))
+            return
+        with tempfile.TemporaryDirectory(prefix="ridgemark-profile-") as name:
+            folder = Path(name)
+            job = {
+                "device": asdict(self._device) | {"features": sorted(self._device.features)},
+                "seed": self._seed,
+                "programs": [{"impl": impl, "case": case} for impl, case in wanted],
+            }
+            (folder / "job.json").write_text(json.dumps(job))
+            end = self._watch(environment, folder, _START_S + _PROGRAM_S * len(wanted))
+            answered = folder / "answers.jsonl"
+            answers = [json.loads(line) for line in answered.read_text().splitlines()] if answered.exists() else []
+            log = folder / "ncu.log"
+            trouble, windows = None, []
+            try:
+                windows = read(log.read_text(errors="replace") if log.exists() else "")
+            except Unreadable as error:
+                trouble = str(error)
+        for (impl, case), answer in zip(wanted, [*answers, *[None] * len(wanted)], strict=False):
+            if answer is None:
+                yield _line(impl, case, "failed", f"The profiled process ended before it: {end}")
+            elif answer["status"] != "ok":
+                yield _line(impl, case, answer["status"], answer["reason"])
+            elif trouble or answer["window"] >= len(windows):
+                yield _line(impl, case, "failed", trouble or "Nsight Compute has no counters of this call.")
+            elif not windows[answer["window"]].call:
+                yield _line(impl, case, "failed", "Nsight Compute saw no kernel in this call.")
+            else:
+                window = windows[answer["window"]]
+                yield _line(impl, case, "ok", None) | {
+                    "counters": window.counters(),
+                    "kernels": [kernel.name[:_LONGEST_NAME] for kernel in window.call],
+                    "residue_bytes": round(window.before.values[_WRITE]),
+                    "config": answer["config"],
+                }
+
+    def _watch(self, environment: Environment, folder: Path, limit_s: float) -> str:
+        """Run the profiled process under ncu; how it ended, in words."""
+        command: list[str | Path] = [self._ncu, "--clock-control", "none", "--cache-control", "none"]
+        command += ["--profile-from-start", "off", "--target-processes", "application-only"]
+        command += ["--csv", "--page", "raw", "--print-units", "base", "--log-file", folder / "ncu.log"]
+        command += ["--metrics", ",".join(METRICS), environment.python, "-m", "benchmarks.engine.profiled"]
+        command += [folder / "job.json", folder / "answers.jsonl"]
+        with (folder / "output").open("w+b") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=folder,
+                env=pool.environment(ROOT, self._device, self._device.threads, environment.environ),
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(limit_s)
+                end = f"status {status}"
+            except subprocess.TimeoutExpired:
+                end = f"it was ended after {limit_s:.0f} s"
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            output.seek(0)
+            said = output.read().decode(errors="replace").strip().splitlines()
+        return f"{end}; it last said: {said[-1][:200]}" if said else f"{end}."
+
+
+def _line(impl: str, case: str, status: str, reason: str | None) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"counters": None, "kernels": [], "residue_bytes": None, "config": {}}
+    return {"case": case, "impl": impl, "status": status, "reason": reason, **nothing}
