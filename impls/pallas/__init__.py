@@ -1,0 +1,1 @@
+"""Kernels in Pallas, JAX's language for them: Mosaic GPU, the older Triton lowering, and TPU kernels."""

@@ -1,0 +1,61 @@
+"""Attention in Pallas: for Hopper GPUs in Mosaic GPU."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from impls.contract import Device, Implementation, Program
+from impls.pallas import tiling
+from impls.workloads.attention import Attention
+from impls.workloads.base import Case
+
+
+class MosaicGpu(Implementation):
+    """Forward pass after FlashAttention-3."""
+
+    name: ClassVar[str] = "pallas.mosaic_gpu"
+    workload: ClassVar[str] = "attention"
+    devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
+    simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "Mosaic GPU: fused forward pass, TMA and wgmma, two warpgroups in turns; on a CPU interpreted"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Dtypes of more than 16 bits, head sizes that are no multiple of 64, backward passes."""
+        assert isinstance(case, Attention)
+        if device.kind == "cuda" and not device.arch.startswith("sm_90"):
+            return f"The kernel is written for sm_90's wgmma; this device is {device.arch}."
+        if case.dtype not in ("f16", "bf16"):
+            return "The kernel multiplies operands of 16 bits."
+        if case.direction != "fwd":
+            return "Only the forward pass is written."
+        if case.d % 64 or case.d > 256:
+            return "The kernel's tiles are 64, 128, 192 or 256 wide; the head size is none of these."
+        return None
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and tensors that are copied where their lengths are no multiples of 8."""
+        assert isinstance(case, Attention)
+        return case.compulsory_bytes() + 2 * _copied_bytes(case)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """Those copies."""
+        assert isinstance(case, Attention)
+        return _copied_bytes(case)
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Lowers and compiles the case."""
+        assert isinstance(case, Attention)
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        from impls.pallas.kernels import mosaic_attention
+        from impls.pallas.kernels.program import Compiled
+
+        chosen, source = tiling.attention(case, device.name)
+        interpret = plgpu.InterpretGPUParams() if device.kind == "cpu" else None
+        function = mosaic_attention.function(case, chosen, interpret)
+        return Compiled(case, device, function, tiling.record(chosen, source))
+
+
+def _copied_bytes(case: Attention) -> int:
+    specs = {**case.input_specs(), **case.output_specs()}
+    return sum(spec.nbytes for spec in specs.values() if spec.shape[1] >= 8 and spec.shape[1] % 8)

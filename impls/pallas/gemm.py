@@ -1,0 +1,81 @@
+"""GEMM in Pallas: for Hopper GPUs in Mosaic GPU."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from impls.contract import Device, Implementation, Program
+from impls.pallas import tiling
+from impls.workloads.base import Case
+from impls.workloads.gemm import Gemm
+
+# Blocks of the interpreter: two, so that tiles are dealt out and clusters have two sides; each costs it threads.
+_SIMULATED_BLOCKS = 2
+
+
+class MosaicGpu(Implementation):
+    """Warp-specialised, persistent, by TMA and wgmma."""
+
+    name: ClassVar[str] = "pallas.mosaic_gpu"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
+    simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "Mosaic GPU: persistent, warp-specialised, TMA and wgmma, epilogues fused; on a CPU interpreted"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """What wgmma does not multiply through Pallas, and groups."""
+        assert isinstance(case, Gemm)
+        if device.kind == "cuda" and not device.arch.startswith("sm_90"):
+            return f"The kernel is written for sm_90's wgmma; this device is {device.arch}."
+        if case.dtype in ("f32", "tf32"):
+            return "wgmma has no f32, and in TF32 Pallas gives it no operands that are not K-major."
+        if case.dtype == "i8":
+            return "Pallas multiplies 8-bit integers on Blackwell only."
+        if case.acc == "f16":
+            return "The kernel accumulates f16 in f32."
+        if case.groups is not None:
+            return "The kernel has no groups: jax.lax.ragged_dot is xla.ragged_dot."
+        if case.dtype == "f8e4m3" and case.layout != "nt":
+            return "wgmma takes 8-bit operands K-major only: write layout nt."
+        return None
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and operands that are copied where they are not of whole tiles."""
+        assert isinstance(case, Gemm)
+        return case.compulsory_bytes() + 2 * _copied_bytes(case)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """Those copies."""
+        assert isinstance(case, Gemm)
+        return _copied_bytes(case)
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Lowers and compiles the case."""
+        assert isinstance(case, Gemm)
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        from impls.pallas.kernels import mosaic_gemm
+        from impls.pallas.kernels.program import Compiled
+
+        chosen, source = tiling.gemm(case, device.name)
+        simulated = device.kind == "cpu"
+        blocks = _SIMULATED_BLOCKS if simulated else _multiprocessors()
+        interpret = plgpu.InterpretGPUParams() if simulated else None
+        function = mosaic_gemm.function(case, chosen, blocks, interpret)
+        return Compiled(case, device, function, tiling.record(chosen, source))
+
+
+def _multiprocessors() -> int:
+    import jax
+
+    count: int = jax.devices()[0].core_count
+    return count
+
+
+def _copied_bytes(case: Gemm) -> int:
+    """Bytes of A, B, residual and C where some are copied into arrays of whole tiles, or out of them."""
+    m, n, k = tiling.whole_tiles(case)
+    sizes = {"A": (case.m, case.k, m, k), "B": (case.k, case.n, k, n), "C": (case.m, case.n, m, n)}
+    sizes["residual"] = sizes["C"]
+    specs = {**case.input_specs(), **case.output_specs()}
+    return sum(s.nbytes for name, s in specs.items() if name in sizes and sizes[name][:2] != sizes[name][2:])

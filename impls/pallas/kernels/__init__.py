@@ -1,0 +1,6 @@
+"""What needs JAX at module level: imported inside ``prepare``, never by the harness.
+
+- ``program``: a jitted function over a case's inputs as a program of the contract.
+- ``shared_memory``: how tiles lie in a multiprocessor's memory.
+- ``mosaic_gemm``, ``mosaic_attention``: kernels for Hopper GPUs, in Mosaic GPU.
+"""

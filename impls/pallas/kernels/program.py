@@ -1,0 +1,66 @@
+"""A jitted function of a case's inputs, by name, as a program of the contract.
+
+Owns compiling, and inputs and outputs on the device. It imports JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from impls.contract import Device, Program
+from impls.support import jax_arrays, jax_setup
+from impls.workloads.base import Case
+
+
+class Compiled(Program):
+    """One case, compiled ahead of its first call.
+
+    Args:
+        function: the outputs, an array or a tuple of them in the case's order, of the inputs by name.
+        config: for the record.
+    """
+
+    def __init__(self, case: Case, device: Device, function: Callable[..., Any], config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.config = {**jax_setup.configure(device), **config}
+        self._blocks = device.kind == "cpu"
+        self._names = list(case.output_specs())
+        self._last: Any = None
+        specs = case.input_specs()
+        shapes = {name: jax.ShapeDtypeStruct(s.shape, jax_arrays.jax_dtype(s.dtype)) for name, s in specs.items()}
+        self._call = jax.jit(function).lower(**shapes).compile()
+
+    def load(self, inputs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Copies: jax's arrays must not change under its hands when the worker rewrites its own."""
+        return {name: jax_arrays.to_jax(array) for name, array in inputs.items()}
+
+    def refill(self, loaded: dict[str, jax.Array], inputs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """New copies: jax's arrays are immutable."""
+        return self.load(inputs)
+
+    def run(self, loaded: dict[str, jax.Array]) -> Any:
+        """The outputs; on a CPU complete."""
+        result = self._call(**loaded)
+        if self._blocks:
+            return jax.block_until_ready(result)
+        self._last = result
+        return result
+
+    def synchronize(self) -> None:
+        """Wait for the last call: XLA runs calls in their order."""
+        if self._last is not None:
+            jax.block_until_ready(self._last)
+            self._last = None
+
+    def read_outputs(self, result: Any) -> dict[str, np.ndarray]:
+        """The outputs on the host."""
+        arrays = result if isinstance(result, tuple) else (result,)
+        return {name: jax_arrays.to_numpy(x) for name, x in zip(self._names, arrays, strict=True)}
+
+    def read_inputs(self, loaded: dict[str, jax.Array]) -> dict[str, np.ndarray]:
+        """The copies."""
+        return {name: jax_arrays.to_numpy(array) for name, array in loaded.items()}

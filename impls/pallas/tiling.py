@@ -1,0 +1,170 @@
+"""Which tiles a case takes: what tuning chose for this device, else what suits a case of its kind.
+
+Owns the tilings, their limits and the choice. It imports no JAX.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from impls.workloads.attention import Attention
+from impls.workloads.dtypes import dtype
+from impls.workloads.gemm import Gemm
+
+_TUNED = Path(__file__).parent / "tuned"
+#: Shared memory a block of an H100 or H200 may have: 227 KiB (CUDA C++ programming guide, compute capability 9.0).
+SHARED_BYTES = 227 * 1024
+# Barriers, and what alignment costs.
+_SMALL_BYTES = 2048
+
+
+@dataclass(frozen=True)
+class GemmTiling:
+    """Tiles of a GEMM.
+
+    Attributes:
+        rows, cols: of C that a multiplying warpgroup holds.
+        depth: of K in one step.
+        stages: steps that are loaded ahead.
+        consumers: warpgroups that multiply.
+        along: whether they lie side by side along ``m`` or ``n``.
+        cluster: blocks that share a tile of one operand.
+        shares: which: ``a`` (neighbours along N) or ``b`` (along M).
+        minor, width: the order of tiles: strips of ``width`` tiles along axis ``minor`` (0: M, 1: N), gone through along
+            the other axis, there and back.
+        store_bytes: bytes of a row of C that are stored at a time.
+    """
+
+    rows: int = 128
+    cols: int = 128
+    depth: int = 64
+    stages: int = 4
+    consumers: int = 2
+    along: str = "m"
+    cluster: int = 1
+    shares: str = "a"
+    minor: int = 1
+    width: int = 8
+    store_bytes: int = 64
+
+    @property
+    def block_m(self) -> int:
+        """Rows of C of a block."""
+        return self.rows * (self.consumers if self.along == "m" else 1)
+
+    @property
+    def block_n(self) -> int:
+        """Columns of C of a block."""
+        return self.cols * (self.consumers if self.along == "n" else 1)
+
+    def shared_bytes(self, case: Gemm) -> int:
+        """Shared memory of a block."""
+        loaded = self.stages * self.depth * (self.block_m + self.block_n) * dtype(case.dtype).bytes
+        chunk = min(self.cols * dtype(case.out).bytes, self.store_bytes)
+        return loaded + self.consumers * 2 * self.rows * chunk + _SMALL_BYTES
+
+
+@dataclass(frozen=True)
+class AttentionTiling:
+    """Tiles of a forward pass.
+
+    Attributes:
+        rows: queries of a multiplying warpgroup; a block has two of them.
+        keys: keys of one step.
+        stages: steps that are loaded ahead.
+        turns: whether the two warpgroups take turns: one multiplies while the other computes exponentials.
+    """
+
+    rows: int = 64
+    keys: int = 128
+    stages: int = 2
+    turns: bool = True
+
+    def shared_bytes(self, case: Attention) -> int:
+        """Shared memory of a block."""
+        elements = case.d * (2 * self.rows + 2 * self.stages * self.keys)
+        return elements * dtype(case.dtype).bytes + _SMALL_BYTES
+
+
+def whole_tiles(case: Gemm) -> tuple[int, int, int]:
+    """M, N and K as the operands must have them: rows of whole swizzled segments of 128 bytes, and whole groups of 8.
+
+    What does not is copied into larger arrays first. A few rows, up to 8, may stay as they are.
+    """
+    segment = 128 // dtype(case.dtype).bytes
+
+    def up(size: int, step: int) -> int:
+        return -(-size // step) * step
+
+    rows = up(case.m, segment) if case.layout[0] == "t" else case.m if case.m < 8 else up(case.m, 8)
+    return rows, up(case.n, segment), up(case.k, segment)
+
+
+def gemm(case: Gemm, device_name: str) -> tuple[GemmTiling, str]:
+    """The tiling of a case and where it comes from: ``tuned``, ``tuned for <case>`` or ``untuned``."""
+    kept = {name: GemmTiling(**one["tiling"]) for name, one in _section(device_name, "gemm").items()}
+    if case.id in kept:
+        return kept[case.id], "tuned"
+    near = _nearest(case, kept)
+    if near is not None and kept[near].shared_bytes(case) <= SHARED_BYTES:
+        return kept[near], f"tuned for {near}"
+    return _untuned_gemm(case), "untuned"
+
+
+def attention(case: Attention, device_name: str) -> tuple[AttentionTiling, str]:
+    """The tiling of a case and where it comes from."""
+    kept = _section(device_name, "attention")
+    for name, one in kept.items():
+        found = Attention.parse(name.partition(":")[2])
+        if (found.d, found.mask, found.direction) == (case.d, case.mask, case.direction):
+            return AttentionTiling(**one["tiling"]), "tuned" if found == case else f"tuned for {name}"
+    return AttentionTiling(keys=64 if case.d > 128 else 128), "untuned"
+
+
+def record(tiling: GemmTiling | AttentionTiling, source: str) -> dict[str, Any]:
+    """For a program's ``config``."""
+    return {**asdict(tiling), "tiling": source}
+
+
+def tuned_file(device_name: str) -> Path:
+    """Where the choices for a device are kept: ``NVIDIA H200`` -> ``tuned/h200.json``."""
+    return _TUNED / (re.sub(r"[^a-z0-9]+", "-", device_name.lower().removeprefix("nvidia")).strip("-") + ".json")
+
+
+@cache
+def _section(device_name: str, workload: str) -> dict[str, Any]:
+    file = tuned_file(device_name)
+    found: dict[str, Any] = json.loads(file.read_text()).get(workload, {}) if file.is_file() else {}
+    return found
+
+
+def _nearest(case: Gemm, kept: dict[str, GemmTiling]) -> str | None:
+    """The tuned case of the same dtypes and layout that is nearest in the logarithms of its sizes."""
+
+    def apart(name: str) -> float:
+        other = Gemm.parse(name.partition(":")[2])
+        if (other.dtype, other.acc, other.out, other.layout) != (case.dtype, case.acc, case.out, case.layout):
+            return math.inf
+        pairs = ((other.m, case.m), (other.n, case.n), (other.k, case.k))
+        return sum(abs(math.log2(x / y)) for x, y in pairs)
+
+    best = min(kept, key=apart, default=None)
+    return best if best is not None and apart(best) < math.inf else None
+
+
+def _untuned_gemm(case: Gemm) -> GemmTiling:
+    depth = 128 // dtype(case.dtype).bytes
+    if case.m <= 64:
+        # Few rows: a warpgroup's 64 will do, and columns enough for one block on every multiprocessor.
+        return GemmTiling(rows=64, cols=64, depth=2 * depth, stages=6, consumers=1)
+    if case.dtype == "f8e4m3" and case.acc == "f32":
+        return GemmTiling(rows=64, cols=128, depth=depth, stages=4)
+    if case.m * case.n * case.batch < 132 * 256 * 128:
+        return GemmTiling(rows=64, cols=128, depth=depth, stages=4)
+    return GemmTiling(depth=depth)
