@@ -17,7 +17,10 @@ import torch
 
 from impls.contract import Device, Program
 from impls.support import torch_arrays
+from impls.triton.kernels import interpreter
 from impls.workloads.base import Case
+
+interpreter.mend()
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -1,0 +1,167 @@
+"""Which tile a GEMM kernel runs with: what tuning chose for the nearest shape, or a rule where nothing was tuned.
+
+Owns the tile's parameters and ``tuned/<device>.json``, which ``python -m benchmarks.tune`` writes. A device without
+such a file takes the choices that were made on the H200.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from impls.workloads.base import Case, parse_case
+from impls.workloads.dtypes import dtype
+from impls.workloads.gemm import Gemm
+
+_TUNED = Path(__file__).parent / "tuned"
+_REFERENCE = "h200"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a GEMM kernel cuts its work.
+
+    Attributes:
+        bm, bn, bk: rows, columns and summed length of a program's step.
+        group: rows of tiles that are walked together.
+        warps, stages: warps of a program, steps of the software pipeline.
+        split: programs that share one tile's K.
+        per_sm: persistent programs per multiprocessor.
+        halves: C leaves in two halves, for less shared memory.
+        flatten: the loops over tiles and over K are pipelined as one.
+        tma: operands come by descriptors, where a kernel has both ways.
+        maxnreg: registers per thread at most; 0 leaves it to the compiler.
+    """
+
+    bm: int
+    bn: int
+    bk: int
+    group: int = 8
+    warps: int = 8
+    stages: int = 3
+    split: int = 1
+    per_sm: int = 1
+    halves: bool = False
+    flatten: bool = False
+    tma: bool = False
+    maxnreg: int = 0
+
+    def options(self) -> dict[str, int]:
+        """For Triton's compiler."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options | {"maxnreg": self.maxnreg} if self.maxnreg else options
+
+    def config(self) -> dict[str, Any]:
+        """For the record."""
+        return asdict(self)
+
+
+def device_key(device_name: str) -> str:
+    """``NVIDIA H200`` -> ``h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower().removeprefix("nvidia")).strip("-")
+
+
+def tuned_file(device_name: str) -> Path:
+    """Where the choices for a device are kept: ``NVIDIA H200`` -> ``tuned/h200.json``."""
+    return _TUNED / f"{device_key(device_name)}.json"
+
+
+@cache
+def _tuned(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def nearest(
+    name: str,
+    case: Case,
+    device_name: str,
+    alike: Callable[[Any], Any],
+    sizes: Callable[[Any], Sequence[float]],
+) -> tuple[str, dict[str, Any]] | None:
+    """The tuned case that lies nearest to ``case``, and what was chosen for it.
+
+    Args:
+        name: the implementation, ``triton.tiled``.
+        case: the case to be run.
+        device_name: as the vendor writes it.
+        alike: of a case, what must be the same.
+        sizes: of a case, what may differ: the distance is the sum of the differences of base-2 logarithms.
+
+    Returns:
+        Its id and the choice; None where nothing alike was tuned.
+    """
+    file = tuned_file(device_name)
+    known = _tuned(file if file.is_file() else _TUNED / f"{_REFERENCE}.json").get("choices", {}).get(name, {})
+    here = [math.log2(size) for size in sizes(case)]
+    best: tuple[float, str] | None = None
+    for case_id in known:
+        other = parse_case(case_id)
+        if alike(other) == alike(case):
+            there = [math.log2(size) for size in sizes(other)]
+            distance = sum(abs(x - y) for x, y in zip(here, there, strict=True))
+            best = min(best, (distance, case_id)) if best else (distance, case_id)
+    return (best[1], known[best[1]]["choice"]) if best else None
+
+
+def choose(name: str, case: Gemm, device_name: str) -> tuple[Tile, str]:
+    """The tile for a case, and where it comes from: ``tuned for <case id>`` or ``rule``."""
+    variant = name.partition(".")[2]
+    found = nearest(name, case, device_name, _alike, _sizes)
+    tile, origin = (Tile(**found[1]), f"tuned for {found[0]}") if found else (rule(variant, case), "rule")
+    return fitted(variant, tile, case), origin
+
+
+def _alike(case: Gemm) -> tuple[Any, ...]:
+    return case.dtype, case.acc, case.groups is None
+
+
+def _sizes(case: Gemm) -> tuple[float, ...]:
+    # Another layout counts as much as one size that is twice as large, an epilogue as half of that.
+    layout = tuple(2.0 if stored == "t" else 1.0 for stored in case.layout)
+    groups = len(case.groups) if case.groups else 1
+    return (*layout, 1.0 if case.epilogue == "none" else math.sqrt(2), case.batch, groups, case.m, case.n, case.k)
+
+
+def rule(variant: str, case: Gemm) -> Tile:
+    """A tile that fits sm_90's shared memory and registers, for what was not tuned."""
+    width = dtype(case.dtype).bytes
+    bk = 128 // width
+    if case.dtype == "f32":
+        return Tile(64, 64, 16, warps=4, stages=3, per_sm=2)
+    if variant == "split_k":
+        bm = 16 if case.m <= 16 else 32 if case.m <= 32 else 64
+        tiles = case.batch * math.ceil(case.m / bm) * math.ceil(case.n / 64)
+        split = 1 << max(0, min(4, round(math.log2(264 / tiles)))) if tiles < 264 else 1
+        return Tile(bm, 64, 2 * bk if case.dtype != "f8e4m3" else bk, warps=4, stages=4, split=split)
+    if variant == "persistent_tma_ws":
+        return Tile(128, 128, bk, warps=4, stages=3)
+    # Promoted sums of f8 hold two accumulators.
+    bn = 128 if (case.dtype, case.acc) == ("f8e4m3", "f32") or case.n <= 128 else 256
+    tma = variant == "grouped" and aligned(case)
+    return Tile(128, bn, bk, halves=variant == "persistent_tma", flatten=variant == "persistent_tma", tma=tma)
+
+
+def fitted(variant: str, tile: Tile, case: Gemm) -> Tile:
+    """No larger than the case asks for, and by pointers where TMA cannot be had."""
+    if tile.tma and not aligned(case):
+        tile = replace(tile, tma=False)
+    if variant == "persistent_tma_ws":
+        return tile
+    bm = min(tile.bm, max(16, 1 << (case.m - 1).bit_length()))
+    bn = min(tile.bn, max(32, 1 << (case.n - 1).bit_length()))
+    return replace(tile, bm=bm, bn=bn, halves=tile.halves and bn > 64)
+
+
+def aligned(case: Gemm) -> bool:
+    """Whether the rows of A, B and C begin at multiples of 16 bytes, as TMA wants them (CUDA driver API,
+    cuTensorMapEncodeTiled: globalStrides)."""
+    width = dtype(case.dtype).bytes
+    a = case.k if case.layout[0] == "n" else case.m
+    b = case.n if case.layout[1] == "n" else case.k
+    return all(size % 16 == 0 for size in (a * width, b * width, case.n * dtype(case.out).bytes))

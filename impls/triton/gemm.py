@@ -1,0 +1,146 @@
+"""GEMM by tile programs of our own: pointer loads or TMA, persistent or not, warp-specialised, split along K, grouped.
+
+Owns what each variant can do. How tiles are chosen is in ``choices``, the kernels are in ``kernels/gemm_*``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+from impls.contract import Device, Implementation, Program
+from impls.triton.choices import Tile, aligned, choose
+from impls.workloads.base import Case
+from impls.workloads.dtypes import dtype
+from impls.workloads.gemm import Gemm
+
+if TYPE_CHECKING:
+    from impls.triton.kernels.program import LaunchedProgram
+
+
+def capability(device: Device) -> int:
+    """Compute capability times ten (``sm_90`` -> 90); a large number where the device is simulated."""
+    return int(device.arch.removeprefix("sm_")) if device.kind == "cuda" else 1000
+
+
+class Tiled(Implementation):
+    """One program per tile. What the other variants share is here."""
+
+    name: ClassVar[str] = "triton.tiled"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
+    simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "Triton, a program per tile, pointer loads pipelined by cp.async, epilogue fused"
+
+    @property
+    def variant(self) -> str:
+        """The part of the name after the point."""
+        return self.name.partition(".")[2]
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Groups, and f8 before Ada."""
+        assert isinstance(case, Gemm)
+        if case.groups is not None:
+            return "Groups are multiplied by triton.grouped."
+        return self._refuses_dtype(case, device)
+
+    def _refuses_dtype(self, case: Gemm, device: Device) -> str | None:
+        if case.dtype == "f8e4m3" and capability(device) < 89:
+            return "Tensor cores multiply f8e4m3 from compute capability 8.9 on."
+        return None
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Compile the kernel with the chosen tile."""
+        assert isinstance(case, Gemm)
+        tile, origin = choose(self.name, case, device.name)
+        program = self.build(case, device, tile)
+        program.config["choice"] = origin
+        return program
+
+    def build(self, case: Gemm, device: Device, tile: Tile) -> LaunchedProgram:
+        """The case with the given tile."""
+        from impls.triton.kernels import gemm_launch
+        from impls.triton.kernels.program import LaunchedProgram
+
+        return LaunchedProgram(
+            case, device, lambda tensors: gemm_launch.work(self.variant, case, tile, tensors), {"tile": tile.config()}
+        )
+
+
+class Persistent(Tiled):
+    """A few programs per multiprocessor."""
+
+    name: ClassVar[str] = "triton.persistent"
+    summary: ClassVar[str] = "Triton, persistent programs, pointer loads pipelined by cp.async, epilogue fused"
+
+
+class SplitK(Tiled):
+    """Several programs per tile, for shapes whose tiles do not fill the device."""
+
+    name: ClassVar[str] = "triton.split_k"
+    summary: ClassVar[str] = "Triton, K of a tile split among programs, the last to arrive adds up in fixed order"
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and the parts' sums written and read."""
+        return case.compulsory_bytes() + 2 * self.workspace_bytes(case)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """The parts' sums, with the tile that was chosen on the H200."""
+        assert isinstance(case, Gemm)
+        tile, _ = choose(self.name, case, "")
+        if tile.split == 1:
+            return 0
+        tiles = case.batch * math.ceil(case.m / tile.bm) * math.ceil(case.n / tile.bn)
+        return tiles * tile.split * tile.bm * tile.bn * dtype(case.acc if case.acc in ("f16", "i32") else "f32").bytes
+
+
+class PersistentTma(Tiled):
+    """Tensor descriptors made by the host."""
+
+    name: ClassVar[str] = "triton.persistent_tma"
+    summary: ClassVar[str] = "Triton, persistent programs, operands and C by TMA, epilogue fused"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Rows that do not begin at multiples of 16 bytes; what has no TMA."""
+        assert isinstance(case, Gemm)
+        if capability(device) < 90:
+            return "There is TMA from compute capability 9.0 on."
+        if not aligned(case):
+            return "TMA wants rows of A, B and C at multiples of 16 bytes: triton.persistent does without."
+        return super().refuses(case, device)
+
+
+class PersistentTmaWs(PersistentTma):
+    """The compiler's own warp specialisation."""
+
+    name: ClassVar[str] = "triton.persistent_tma_ws"
+    summary: ClassVar[str] = "Triton, persistent, TMA, one group of warps loads for two that multiply"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """What the compiler's pass cannot do, too."""
+        assert isinstance(case, Gemm)
+        reason = super().refuses(case, device)
+        if reason is None and case.dtype == "f32":
+            reason = "Triton 3.6 specialises warps around tensor cores only, which do not multiply f32."
+        if reason is None and case.batch > 1:
+            tile, _ = choose(self.name, case, device.name)
+            if case.m % tile.bm or case.k % tile.bk:
+                reason = (
+                    "Triton 3.6 specialises warps for descriptors of two axes only, so that M and K of a batch must be "
+                    f"multiples of {tile.bm} and {tile.bk}."
+                )
+        return reason
+
+
+class Grouped(Tiled):
+    """Groups of rows with a B each."""
+
+    name: ClassVar[str] = "triton.grouped"
+    summary: ClassVar[str] = "Triton, persistent over the tiles of all groups, whose sizes the device reads, TMA"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """What has no groups."""
+        assert isinstance(case, Gemm)
+        if case.groups is None:
+            return "It multiplies groups only; triton.persistent_tma takes single products."
+        return self._refuses_dtype(case, device)

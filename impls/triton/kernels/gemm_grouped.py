@@ -1,0 +1,95 @@
+"""Grouped GEMM: the rows of A are cut into groups, each of which is multiplied by a B of its own.
+
+Persistent. How long the groups are is read on the device, as a mixture of experts has it there.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from impls.triton.kernels.gemm_pointer import product
+from impls.triton.kernels.gemm_tile import raster, start, step, store
+
+
+@triton.jit
+def grouped(
+    a,
+    b,
+    c,
+    sizes,
+    m,
+    n,
+    k,
+    stride_bk,
+    stride_bn,
+    GROUPS: tl.constexpr,
+    LANES: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WHOLE_K: tl.constexpr,
+    WIDE: tl.constexpr,
+    TMA: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Every n-th tile of C, n being the number of programs.
+
+    Args:
+        a, b: pointers; with TMA descriptors of A (M, K) and B (groups, ...) with tiles of theirs.
+        c: pointer; a tile may end within the next group's rows, which are then left out.
+        sizes: rows of each group, (GROUPS,) i32.
+        m: all rows.
+        LANES: the next power of two from GROUPS.
+        WHOLE, WHOLE_K: N, K are whole numbers of tiles.
+    """
+    lanes = tl.arange(0, LANES)
+    heights = tl.load(sizes + lanes, mask=lanes < GROUPS, other=0)
+    tiles_n = tl.cdiv(n, BN)
+    tiles = tl.cdiv(heights, BM) * tiles_n
+    ends = tl.cumsum(tiles, 0)
+    for tile in tl.range(tl.program_id(0), tl.sum(tiles, 0), tl.num_programs(0), flatten=FLATTEN):
+        before = ends <= tile
+        group = tl.sum(before.to(tl.int32), 0)
+        top = tl.sum(tl.where(before, heights, 0), 0)
+        height = tl.sum(tl.where(lanes == group, heights, 0), 0)
+        tile_m, tile_n = raster(tile - tl.sum(tl.where(before, tiles, 0), 0), tl.cdiv(height, BM), tiles_n, GROUP)
+        row, column = top + tile_m * BM, tile_n * BN
+        rows, columns = row + tl.arange(0, BM), column + tl.arange(0, BN)
+        if WIDE:
+            rows = rows.to(tl.int64)
+        if TMA:
+            acc = start(BM, BN, PRECISION)
+            for i in tl.range(tl.cdiv(k, BK)):
+                a_tile = a.load([row, i * BK])
+                if B_TRANSPOSED:
+                    b_tile = b.load([group, column, i * BK]).reshape(BN, BK).T
+                else:
+                    b_tile = b.load([group, i * BK, column]).reshape(BK, BN)
+                acc = step(a_tile, b_tile, acc, PRECISION)
+        else:
+            acc = product(
+                a,
+                b + group.to(tl.int64) * n * k,
+                rows,
+                columns,
+                0,
+                k,
+                top + height,
+                n,
+                k,
+                1,
+                stride_bk,
+                stride_bn,
+                BM,
+                BN,
+                BK,
+                False,
+                WHOLE_K,
+                PRECISION,
+            )
+        store(c, acc, rows, columns, top + height, n, False)

@@ -1,0 +1,249 @@
+"""GEMM by pointers: any strides, any sizes; loads are pipelined by cp.async.
+
+``tiled`` gives every tile a program of its own, ``persistent`` a few programs per multiprocessor many tiles each,
+``split_k`` several programs one tile.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from impls.triton.kernels.gemm_tile import finish, raster, start, step, store
+
+
+@triton.jit
+def product(
+    a,
+    b,
+    rows,
+    columns,
+    first,
+    last,
+    m,
+    n,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WHOLE_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Sum over k from ``first`` to ``last`` of A[rows, k] B[k, columns]; what lies beyond M, N and ``last`` is zero."""
+    acc = start(BM, BN, PRECISION)
+    ks = tl.arange(0, BK)
+    a_at = a + rows[:, None] * stride_am + (first + ks)[None, :].to(rows.dtype) * stride_ak
+    b_at = b + (first + ks)[:, None].to(rows.dtype) * stride_bk + columns[None, :].to(rows.dtype) * stride_bn
+    for k in tl.range(first, last, BK):
+        if WHOLE and WHOLE_K:
+            a_tile, b_tile = tl.load(a_at), tl.load(b_at)
+        elif WHOLE_K:
+            a_tile = tl.load(a_at, mask=(rows < m)[:, None], other=0.0)
+            b_tile = tl.load(b_at, mask=(columns < n)[None, :], other=0.0)
+        else:
+            within = ks < last - k
+            a_tile = tl.load(a_at, mask=(rows < m)[:, None] & within[None, :], other=0.0)
+            b_tile = tl.load(b_at, mask=within[:, None] & (columns < n)[None, :], other=0.0)
+        acc = step(a_tile, b_tile, acc, PRECISION)
+        a_at += BK * stride_ak
+        b_at += BK * stride_bk
+    return acc
+
+
+@triton.jit
+def tiled(
+    a,
+    b,
+    c,
+    addend,
+    m,
+    n,
+    k,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WHOLE_K: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """One tile of C. WIDE: offsets need 64 bits."""
+    tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(tl.int64)
+    tile_m, tile_n = raster(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
+    rows, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
+    if WIDE:
+        rows = rows.to(tl.int64)
+    acc = product(
+        a + batch * m * k,
+        b + batch * n * k,
+        rows,
+        columns,
+        0,
+        k,
+        m,
+        n,
+        stride_am,
+        stride_ak,
+        stride_bk,
+        stride_bn,
+        BM,
+        BN,
+        BK,
+        WHOLE,
+        WHOLE_K,
+        PRECISION,
+    )
+    if EPILOGUE == "residual":
+        addend += batch * m * n
+    values = finish(acc, addend, rows, columns, m, n, WHOLE, EPILOGUE)
+    store(c + batch * m * n, values, rows, columns, m, n, WHOLE)
+
+
+@triton.jit
+def persistent(
+    a,
+    b,
+    c,
+    addend,
+    batches,
+    m,
+    n,
+    k,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WHOLE_K: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """Every n-th tile of C, n being the number of programs."""
+    tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    for tile in tl.range(tl.program_id(0), batches * tiles_m * tiles_n, tl.num_programs(0)):
+        batch = (tile // (tiles_m * tiles_n)).to(tl.int64)
+        tile_m, tile_n = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
+        rows, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
+        if WIDE:
+            rows = rows.to(tl.int64)
+        acc = product(
+            a + batch * m * k,
+            b + batch * n * k,
+            rows,
+            columns,
+            0,
+            k,
+            m,
+            n,
+            stride_am,
+            stride_ak,
+            stride_bk,
+            stride_bn,
+            BM,
+            BN,
+            BK,
+            WHOLE,
+            WHOLE_K,
+            PRECISION,
+        )
+        at = addend
+        if EPILOGUE == "residual":
+            at += batch * m * n
+        values = finish(acc, at, rows, columns, m, n, WHOLE, EPILOGUE)
+        store(c + batch * m * n, values, rows, columns, m, n, WHOLE)
+
+
+@triton.jit
+def split_k(
+    a,
+    b,
+    c,
+    addend,
+    partial,
+    arrived,
+    m,
+    n,
+    k,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WHOLE_K: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """A SPLIT-th of the sums of one tile of C; the program that comes last adds all of them, in the order of K.
+
+    Args:
+        partial: sums, (tiles, SPLIT, BM, BN) in the accumulator's type.
+        arrived: how many programs of a tile have left their sums, (tiles,) i32; zeros before and after.
+    """
+    tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
+    batch = (tile // (tiles_m * tiles_n)).to(tl.int64)
+    tile_m, tile_n = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
+    rows, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
+    if WIDE:
+        rows = rows.to(tl.int64)
+    length = tl.cdiv(tl.cdiv(k, BK), SPLIT) * BK
+    acc = product(
+        a + batch * m * k,
+        b + batch * n * k,
+        rows,
+        columns,
+        part * length,
+        min(k, part * length + length),
+        m,
+        n,
+        stride_am,
+        stride_ak,
+        stride_bk,
+        stride_bn,
+        BM,
+        BN,
+        BK,
+        WHOLE,
+        WHOLE_K,
+        PRECISION,
+    )
+    if EPILOGUE == "residual":
+        addend += batch * m * n
+    if SPLIT > 1:
+        within = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        sums = partial + tile.to(tl.int64) * (SPLIT * BM * BN) + within
+        tl.store(sums + part * (BM * BN), acc)
+        # All threads have stored before one of them says so.
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLIT - 1:
+            acc = start(BM, BN, PRECISION)
+            for i in tl.range(SPLIT):
+                acc += tl.load(sums + i * (BM * BN), cache_modifier=".cg")
+            values = finish(acc, addend, rows, columns, m, n, WHOLE, EPILOGUE)
+            store(c + batch * m * n, values, rows, columns, m, n, WHOLE)
+            tl.store(arrived + tile, 0)
+    else:
+        values = finish(acc, addend, rows, columns, m, n, WHOLE, EPILOGUE)
+        store(c + batch * m * n, values, rows, columns, m, n, WHOLE)

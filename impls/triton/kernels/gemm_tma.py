@@ -1,0 +1,219 @@
+"""GEMM by tensor descriptors: the tensor memory accelerator (TMA) brings tiles of A and B and takes tiles of C.
+
+Persistent: a program per multiprocessor, so that the loads of its next tile run during the epilogue of this one.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from impls.triton.kernels.gemm_tile import finish, raster, start, step
+
+
+@triton.jit
+def load(descriptor, batch, height, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STACKED: tl.constexpr):
+    """A tile at (row, column) of matrix ``batch``. Elements beyond the descriptor are zeros.
+
+    STACKED: the matrices, of ``height`` rows, lie one below the other in a single one, so that a tile that leaves its
+    matrix reaches into the next. Otherwise the descriptor has an axis for them, and it does not.
+    """
+    if STACKED:
+        return descriptor.load([batch * height + row, column])
+    else:
+        return descriptor.load([batch, row, column]).reshape(ROWS, COLUMNS)
+
+
+@triton.jit
+def put(
+    descriptor, values, batch, height, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STACKED: tl.constexpr
+):
+    """A tile of C, as above; elements beyond the descriptor are dropped."""
+    values = values.to(descriptor.dtype)
+    if STACKED:
+        descriptor.store([batch * height + row, column], values)
+    else:
+        descriptor.store([batch, row, column], values.reshape(1, ROWS, COLUMNS))
+
+
+@triton.jit
+def tiles(
+    a,
+    b,
+    c,
+    addend,
+    batches,
+    m,
+    n,
+    k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALVES: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    SPECIALISE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WIDE: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    STACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """Every n-th tile of C, n being the number of programs.
+
+    Args:
+        a, b, c: descriptors of A, B and C as they are stored, with tiles of theirs (C: of BM x BN / (1 + HALVES)).
+        addend: pointer to bias or residual.
+        HALVES: C leaves in two halves of BN / 2 columns, which takes half of the shared memory.
+        FLATTEN: the loops over tiles and over K are pipelined as one.
+        SPECIALISE: loads, products and epilogue get warps of their own.
+    """
+    tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    steps = tl.cdiv(k, BK)
+    for tile in tl.range(
+        tl.program_id(0),
+        batches * tiles_m * tiles_n,
+        tl.num_programs(0),
+        flatten=FLATTEN,
+        warp_specialize=SPECIALISE,
+    ):
+        batch = tile // (tiles_m * tiles_n)
+        tile_m, tile_n = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
+        row, column = tile_m * BM, tile_n * BN
+        acc = start(BM, BN, PRECISION)
+        for i in tl.range(steps):
+            if A_TRANSPOSED:
+                a_tile = load(a, batch, k, i * BK, row, BK, BM, STACKED).T
+            else:
+                a_tile = load(a, batch, m, row, i * BK, BM, BK, STACKED)
+            if B_TRANSPOSED:
+                b_tile = load(b, batch, n, column, i * BK, BN, BK, STACKED).T
+            else:
+                b_tile = load(b, batch, k, i * BK, column, BK, BN, STACKED)
+            acc = step(a_tile, b_tile, acc, PRECISION)
+        at = addend
+        if EPILOGUE == "residual":
+            at += batch.to(tl.int64) * m * n
+        rows = row + tl.arange(0, BM)
+        if WIDE:
+            rows = rows.to(tl.int64)
+        if HALVES:
+            left, right = acc.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
+            columns = column + tl.arange(0, BN // 2)
+            values = finish(left, at, rows, columns, m, n, WHOLE, EPILOGUE)
+            put(c, values, batch, m, row, column, BM, BN // 2, STACKED)
+            values = finish(right, at, rows, columns + BN // 2, m, n, WHOLE, EPILOGUE)
+            put(c, values, batch, m, row, column + BN // 2, BM, BN // 2, STACKED)
+        else:
+            values = finish(acc, at, rows, column + tl.arange(0, BN), m, n, WHOLE, EPILOGUE)
+            put(c, values, batch, m, row, column, BM, BN, STACKED)
+
+
+@triton.jit
+def persistent_tma(
+    a,
+    b,
+    c,
+    addend,
+    batches,
+    m,
+    n,
+    k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALVES: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WIDE: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    STACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """Over descriptors that the host has made."""
+    tiles(
+        a,
+        b,
+        c,
+        addend,
+        batches,
+        m,
+        n,
+        k,
+        BM,
+        BN,
+        BK,
+        GROUP,
+        HALVES,
+        FLATTEN,
+        False,
+        WHOLE,
+        WIDE,
+        A_TRANSPOSED,
+        B_TRANSPOSED,
+        STACKED,
+        PRECISION,
+        EPILOGUE,
+    )
+
+
+@triton.jit
+def describe(pointer, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A descriptor of a matrix with tiles of ROWS x COLUMNS."""
+    return tl.make_tensor_descriptor(pointer, [rows, columns], [columns, 1], [ROWS, COLUMNS])
+
+
+@triton.jit
+def persistent_tma_ws(
+    a,
+    b,
+    c,
+    addend,
+    batches,
+    m,
+    n,
+    k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WIDE: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """Over descriptors of its own making, matrices stacked: the compiler cuts tiles for two groups of warps, and those
+    of a descriptor that comes from outside it cannot cut (Triton 3.6)."""
+    a_tiles = describe(a, batches * k, m, BK, BM) if A_TRANSPOSED else describe(a, batches * m, k, BM, BK)
+    b_tiles = describe(b, batches * n, k, BN, BK) if B_TRANSPOSED else describe(b, batches * k, n, BK, BN)
+    tiles(
+        a_tiles,
+        b_tiles,
+        describe(c, batches * m, n, BM, BN),
+        addend,
+        batches,
+        m,
+        n,
+        k,
+        BM,
+        BN,
+        BK,
+        GROUP,
+        False,
+        False,
+        True,
+        WHOLE,
+        WIDE,
+        A_TRANSPOSED,
+        B_TRANSPOSED,
+        True,
+        PRECISION,
+        EPILOGUE,
+    )
