@@ -1,0 +1,591 @@
+"""Do our GPU times agree with those of other tools, and with themselves? And what would they be, taken otherwise?
+
+``python -m benchmarks.agreement`` runs on a machine with an NVIDIA GPU and writes
+``results/records/<machine>/agreement.json``, a measurement of this project that is kept beside its results; ``--show
+FILE`` prints the tables of one. It asserts nothing: what is out of bounds is written down as such.
+
+- **nvbench** (package ``cuda-bench``): the same launches of the same program in the same process, in turn with ours.
+  nvbench's cold time lies between two CUDA events around the call in its stream, behind a blocking kernel; it flushes
+  by overwriting as many bytes as L2 holds.
+- **Nsight Compute** (``ncu``): gpu__time_duration of the call's kernels, in a process of its own that flushes as we do
+  (``--cache-control none``) and leaves the clocks alone (``--clock-control none``). It runs kernels one by one and sees
+  no memset, so that it is held against our kernels' own durations, not against the span.
+- **twins**: the same case in two worker processes, in turn, over several runs: the ratio of their times.
+- **effects**: the same call with one thing changed: after idling in place of ramped-up clocks; L2 flushed by writes, or
+  not at all; without the gate; zeros in place of normals; sustained in place of burst.
+
+Every part runs in a process of its own with a time limit; one that fails is recorded as failed with its last words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.engine import buffers, machine, records, session
+from benchmarks.engine.pool import Pool, Worker, WorkerSpec
+from benchmarks.engine.timing import cupti
+from benchmarks.engine.timing import gpu as gpus
+from impls import registry
+from impls.contract import Program
+from impls.workloads.base import Case, parse_case
+from impls.workloads.dtypes import dtype
+
+#: Implementation and case of every call, from 3 us to 1.4 ms on an H200.
+CALLS = {
+    "GEMM 256^3": ("cublas.default", "gemm:256x256x256:bf16"),
+    "GEMM 1024^3": ("cublas.default", "gemm:1024x1024x1024:bf16"),
+    "GEMM M=16, N=K=8192": ("cublas.default", "gemm:16x8192x8192:bf16:nt"),
+    "copy 64 MiB": ("ceilings.gpu", "ceiling:copy:64MiB:repeats=1"),
+    "GEMM 4096^3": ("cublas.default", "gemm:4096x4096x4096:bf16"),
+    "GEMM 8192^3": ("cublas.default", "gemm:8192x8192x8192:bf16"),
+}
+#: Cases of the twins: about 10 us and above 1 ms.
+TWINS = ("gemm:1024x1024x2048:bf16", "gemm:8192x8192x8192:bf16")
+_EFFECTS = ("GEMM 1024^3", "GEMM M=16, N=K=8192", "GEMM 4096^3", "GEMM 8192^3")
+_IDLE, _SUSTAINED = ("GEMM 1024^3", "GEMM 4096^3"), ("GEMM 4096^3", "GEMM 8192^3")
+
+#: Agreement: within so much of our time where it is above ``LONG_US``, within so many us below.
+LONG_US, SHARE, CONSTANT_US = 200.0, 0.02, 2.0
+#: Twins: how far a run's ratio may be from one, for calls from 1 ms and for shorter ones.
+TWIN_MS, TWIN_BOUNDS = 1.0, (0.002, 0.01)
+
+# Rounds of (ours, nvbench); calls of each; calls under ncu, which takes some 0.1 s for each.
+_ROUNDS, _CALLS, _NCU_CALLS = 3, 40, 12
+_RUNS, _RUN_ROUNDS, _RUN_CALLS = 5, 8, 24
+_EFFECT_ROUNDS, _EFFECT_CALLS, _IDLE_S, _IDLE_TIMES = 6, 12, 2.5, 3
+# Seconds that a part may take.
+_LIMITS = {"nvbench": 40, "ncu": 40, "effects": 75, "twins": 90}
+_NCU_METRICS = {"gpu__time_duration.sum": "time_us", "sm__cycles_elapsed.avg.per_second": "clock_mhz"}
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class How:
+    """How a burst of calls is made; the defaults are ours.
+
+    Attributes:
+        flush: ``clean`` (L2 filled by reads), ``dirty`` (by writes) or ``none``.
+        gated: launched behind the gate.
+        ramped: the clocks are ramped up before.
+    """
+
+    flush: str = "clean"
+    gated: bool = True
+    ramped: bool = True
+
+
+# -- in a part's process ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Built:
+    """A program and what it needs to be called."""
+
+    case: Case
+    program: Program
+    inputs: Mapping[str, np.ndarray]
+    loaded: Any
+
+    @classmethod
+    def of(cls, call: str, folder: Path) -> Built:
+        """The program of a call, over the inputs that the study drew."""
+        name, case_id = CALLS[call]
+        case = parse_case(case_id)
+        program = registry.find(name, case.workload).prepare(case, machine.device("cuda"))
+        drawn = json.loads((folder / "inputs.json").read_text())[case_id]
+        inputs = {n: buffers.view(d) for n, d in drawn.items()}
+        return cls(case, program, inputs, program.load(inputs))
+
+
+class Dirt:
+    """Device memory that is written to fill L2 with dirty lines."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._bytes = torch.empty(gpus.FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+    def write(self) -> None:
+        """All of it."""
+        self._bytes.fill_(1)
+
+
+def observe(built: Built, calls: int, how: How = How(), dirt: Dirt | None = None) -> dict[str, float]:
+    """A burst as ``cupti.block`` makes it, but for what ``how`` changes.
+
+    Returns:
+        Medians over the calls: ``span_us``, ``busy_us``, ``kernels_us`` (busy time of kernels alone, without copies and
+        memsets), ``clock_mhz``.
+    """
+    device, trace = gpus.gpu(), cupti.tracer()
+    windows: list[tuple[int, int]] = []
+    clocks = []
+    if how.ramped:
+        device.ramp_up()
+    trace.take()
+    for _ in range(calls):
+        if how.flush == "clean":
+            device.flush_l2()
+        elif how.flush == "dirty":
+            assert dirt is not None
+            dirt.write()
+        device.stamp(0)
+        device.synchronize()
+        begin = trace.now()
+        with device.gated() if how.gated else contextlib.nullcontext():
+            built.program.run(built.loaded)
+        built.program.synchronize()
+        device.synchronize()
+        windows.append((begin, trace.now()))
+        device.stamp(1)
+        device.synchronize()
+        clocks.append(device.clock_mhz())
+    activity = trace.take()
+    spans = cupti.attribute(activity, windows)
+    kernels = cupti.attribute([a for a in activity if a[2] not in (cupti.COPY, cupti.MEMSET)], windows)
+    return {
+        "span_us": _median([s["span_us"] for s in spans]),
+        "busy_us": _median([s["busy_us"] for s in spans]),
+        "kernels_us": _median([k["busy_us"] for k in kernels]),
+        "clock_mhz": _median(clocks),
+    }
+
+
+def _harness(built: Built, calls: int) -> dict[str, float]:
+    """The harness's own burst: ``cupti.block``; its first call does not count, as in a comparison."""
+    block = cupti.block(built.program, {0: built.loaded}, [0] * (calls + 1), {}, False)
+    return {"span_us": _median(block["samples_us"][1:]), "clock_mhz": block["telemetry"]["clock_mhz"]}
+
+
+class _DefaultStream:
+    """The stream that the programs launch into, which nvbench is told to time."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, 0)
+
+
+def part_nvbench(call: str, folder: Path) -> dict[str, Any]:
+    """Ours and nvbench's in turn."""
+    import cuda.bench as bench
+
+    built = Built.of(call, folder)
+    ours: list[dict[str, float]] = []
+    cupti.tracer()
+
+    def in_turn(state: Any) -> None:
+        state.set_stream(_DefaultStream())
+        ours.append(_harness(built, _CALLS))
+        gpus.gpu().ramp_up()
+        with cupti.tracer().off():
+            state.exec(lambda launch: built.program.run(built.loaded), batched=False)
+
+    benchmark = bench.register(in_turn)
+    benchmark.add_int64_axis("round", list(range(_ROUNDS)))
+    benchmark.set_stopping_criterion("sample-count")
+    benchmark.set_criterion_param_int64("target-samples", _CALLS)
+    file = folder / "nvbench.json"
+    bench.run_all_benchmarks(["agreement", "--json", str(file), "--quiet"])
+    theirs = nvbench_times(json.loads(file.read_text()))
+    again = [observe(built, _CALLS) for _ in range(_ROUNDS)]
+    figures = ("span_us", "busy_us", "kernels_us", "clock_mhz")
+    return {
+        "harness": {f: _median([o[f] for o in ours]) for f in ("span_us", "clock_mhz")},
+        "observed": {f: _median([o[f] for o in again]) for f in figures},
+        "nvbench": {f: _median([t[f] for t in theirs]) for f in theirs[0]},
+        "rounds": [{"harness_us": o["span_us"], "nvbench_us": t["time_us"]} for o, t in zip(ours, theirs, strict=True)],
+    }
+
+
+def part_launches(call: str, folder: Path) -> dict[str, Any]:
+    """The child that ncu watches: flushes as we do, and asks for the profiler around each call."""
+    from cuda.bindings import driver
+
+    built = Built.of(call, folder)
+    device = gpus.gpu()
+    built.program.run(built.loaded)
+    for _ in range(_NCU_CALLS):
+        device.ramp_up()
+        device.flush_l2()
+        device.synchronize()
+        gpus.checked(driver.cuProfilerStart())
+        built.program.run(built.loaded)
+        built.program.synchronize()
+        gpus.checked(driver.cuProfilerStop())
+    return {}
+
+
+def part_effects(folder: Path) -> dict[str, Any]:
+    """Per call and change: time and clock, and the ratio to ours, paired by round."""
+    dirt = Dirt()
+    changes: dict[str, tuple[How, bool]] = {
+        "ours": (How(), False),
+        "flushed by writes": (How(flush="dirty"), False),
+        "not flushed": (How(flush="none"), False),
+        "without the gate": (How(gated=False), False),
+        "zeros": (How(), True),
+    }
+    found: dict[str, Any] = {}
+    for call in _EFFECTS:
+        built = Built.of(call, folder)
+        zeros = built.program.load({n: np.zeros_like(a) for n, a in built.inputs.items()})
+        seen: dict[str, list[dict[str, float]]] = {change: [] for change in changes}
+        for number in range(_EFFECT_ROUNDS):
+            order = np.random.default_rng(number).permutation(list(changes))
+            for change in map(str, order):
+                how, zero = changes[change]
+                one = replace(built, loaded=zeros) if zero else built
+                seen[change].append(observe(one, _EFFECT_CALLS, how, dirt))
+        if call in _IDLE:
+            seen["after idling"] = []
+            for _ in range(_IDLE_TIMES):
+                time.sleep(_IDLE_S)
+                seen["after idling"].append(observe(built, 1, How(ramped=False)))
+        found[call] = {change: _effect(times, seen["ours"]) for change, times in seen.items()}
+        if call in _SUSTAINED:
+            found[call]["sustained"] = _sustained(built, found[call]["ours"]["span_us"])
+        built.program.release()
+    return found
+
+
+def _effect(times: Sequence[Mapping[str, float]], ours: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Medians, and the ratio to ours: of rounds where they pair, else of medians."""
+    base = [o["span_us"] for o in ours]
+    if len(times) != len(ours):
+        base = [_median(base)] * len(times)
+    return {
+        "span_us": _median([t["span_us"] for t in times]),
+        "clock_mhz": _median([t["clock_mhz"] for t in times]),
+        "ratio": twin_ratio([(t["span_us"], o) for t, o in zip(times, base, strict=True)]),
+    }
+
+
+def _sustained(built: Built, burst_us: float) -> dict[str, float]:
+    loaded = {0: built.loaded, 1: built.program.load(built.inputs)}
+    keep = {n: np.empty(s.shape, dtype(s.dtype).storage) for n, s in built.case.output_specs().items()}
+    run = cupti.sustain(built.program, loaded, [0, 1], keep)
+    time_us = _median(run["samples_us"])
+    telemetry = run["telemetry"]
+    return {
+        "span_us": time_us,
+        "clock_mhz": telemetry["clock_mhz"],
+        "ratio": time_us / burst_us,
+        "power_w": telemetry["power_w"],
+    }
+
+
+def part_twins(folder: Path) -> dict[str, Any]:
+    """The same case in two worker processes, in turn; new processes for every run. Per case: the runs' ratios."""
+    device = machine.device("cuda")
+    drawn = json.loads((folder / "inputs.json").read_text())
+    ratios: dict[str, list[float]] = {case: [] for case in TWINS}
+    times: dict[str, list[float]] = {case: [] for case in TWINS}
+    for run in range(_RUNS):
+        pool = Pool(session.ROOT, device, device.threads)
+        try:
+            spec = WorkerSpec("cublas", Path(sys.executable), {"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+            workers = [pool.start(spec, replica) for replica in (0, 1)]
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(lambda worker: _loaded(worker, drawn), workers))
+            for case in TWINS:
+                pairs = []
+                for number in range(_RUN_ROUNDS):
+                    pair = {w.replica: _twin_block(w, case) for w in (workers if (run + number) % 2 else workers[::-1])}
+                    pairs.append((pair[0], pair[1]))
+                ratios[case].append(twin_ratio(pairs))
+                times[case] += [a for a, _ in pairs]
+        finally:
+            pool.stop()
+    return {case: {"time_us": _median(times[case]), "ratios": ratios[case]} for case in TWINS}
+
+
+def _loaded(worker: Worker, drawn: Mapping[str, Any]) -> None:
+    for case in TWINS:
+        worker.call("prepare", 120, program=case, impl="cublas.default", case=case)
+        worker.call("load", 60, program=case, set=0, inputs=drawn[case])
+
+
+def _twin_block(worker: Worker, case: str) -> float:
+    block = worker.call("block", 60, program=case, sets=[0] * (_RUN_CALLS + 1), keep={}, poison=False)
+    return _median(block["samples_us"][1:])
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def _median(values: Sequence[float]) -> float:
+    return round(float(np.median(values)), 4)
+
+
+def twin_ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    """Median over rounds of the ratio first / second."""
+    return round(float(np.median([a / b for a, b in pairs])), 6)
+
+
+def agrees(ours_us: float, theirs_us: float) -> bool:
+    """Whether two times of the same call are within the bounds."""
+    bound = SHARE * ours_us if ours_us > LONG_US else CONSTANT_US
+    return abs(theirs_us - ours_us) <= bound
+
+
+def twins_agree(time_us: float, ratios: Sequence[float]) -> bool:
+    """Whether every run's ratio is within the bound for calls of that length."""
+    bound = TWIN_BOUNDS[0 if time_us >= 1e3 * TWIN_MS else 1]
+    return all(abs(r - 1) <= bound for r in ratios)
+
+
+def nvbench_times(document: Mapping[str, Any]) -> list[dict[str, float]]:
+    """Per state of nvbench's JSON: median cold GPU time in us, and its SM clock in MHz.
+
+    Raises:
+        ValueError: a state was skipped, or holds no time.
+    """
+    found = []
+    for state in document["benchmarks"][0]["states"]:
+        values = {s["tag"]: {d["name"]: d["value"] for d in s["data"]} for s in state.get("summaries") or ()}
+        tag = next((t for t in ("nv/cold/time/gpu/median", "nv/cold/time/gpu/mean") if t in values), None)
+        if state.get("is_skipped") or tag is None:
+            raise ValueError(f"nvbench took no time: {state.get('skip_reason') or sorted(values)}")
+        clock = values.get("nv/cold/sm_clock_rate/mean", {}).get("value", "nan")
+        found.append({"time_us": float(values[tag]["value"]) * 1e6, "clock_mhz": float(clock) / 1e6})
+    return found
+
+
+def ncu_kernels(text: str) -> list[dict[str, Any]]:
+    """Per profiled kernel of ncu's ``--csv --page raw --print-units base`` output: name, time in us, SM clock in MHz.
+
+    Raises:
+        ValueError: there is no table in it, or units that are not known.
+    """
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    if len(lines) < 2:
+        raise ValueError(f"ncu printed no table: {text[-300:]}")
+    units, *rows = csv.DictReader(lines)
+    scales = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "hz": 1e-6, "cycle/second": 1e-6}
+    # sm__cycles_elapsed.avg.per_second counts cycles: some versions print its unit as 1/s.
+    scales |= {"1/s": 1e-6, "cycle/s": 1e-6}
+    found = []
+    for row in rows:
+        kernel: dict[str, Any] = {"kernel": row["Kernel Name"]}
+        for metric, figure in _NCU_METRICS.items():
+            unit = units[metric].lower()
+            if unit not in scales:
+                raise ValueError(f"ncu gave {metric} in {unit}.")
+            kernel[figure] = float(row[metric].replace(",", "")) * scales[unit]
+        found.append(kernel)
+    return found
+
+
+def ncu_calls(kernels: Sequence[Mapping[str, Any]], calls: int) -> dict[str, float]:
+    """Medians over calls of the sum of their kernels' times, and of the longest kernel's clock.
+
+    Raises:
+        ValueError: the kernels are no multiple of the calls.
+    """
+    if not kernels or len(kernels) % calls:
+        raise ValueError(f"ncu saw {len(kernels)} kernels in {calls} calls.")
+    each = len(kernels) // calls
+    per_call = [kernels[i : i + each] for i in range(0, len(kernels), each)]
+    return {
+        "kernels_us": _median([sum(k["time_us"] for k in call) for call in per_call]),
+        "clock_mhz": _median([max(call, key=lambda k: k["time_us"])["clock_mhz"] for call in per_call]),
+        "kernels": each,
+    }
+
+
+# -- the study --------------------------------------------------------------------------------------------------------
+
+
+def _part(name: str, folder: Path, call: str = "", wrapper: Sequence[str] = ()) -> dict[str, Any]:
+    """Run one part in a process of its own; what it printed last, or how it failed."""
+    command = [*wrapper, sys.executable, "-m", "benchmarks.agreement", "--part", name, "--call", call]
+    limit = _LIMITS["ncu" if name == "launches" else name]
+    try:
+        done = subprocess.run(
+            [*command, "--folder", str(folder)], cwd=session.ROOT, capture_output=True, text=True, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"It took more than {limit} s."}
+    except OSError as error:
+        return {"failed": f"{command[0]}: {error.strerror}."}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        return {"failed": (done.stderr.strip() or done.stdout.strip())[-600:] or f"It ended with {done.returncode}."}
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
+
+
+def _ncu(call: str, folder: Path) -> dict[str, Any]:
+    log = folder / "ncu.csv"
+    log.unlink(missing_ok=True)
+    command = ["ncu", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
+    command += ["--metrics", ",".join(_NCU_METRICS), "--csv", "--page", "raw", "--print-units", "base"]
+    answer = _part("launches", folder, call, [*command, "--log-file", str(log)])
+    if "failed" in answer:
+        return answer | {"log": log.read_text()[-300:] if log.is_file() else ""}
+    try:
+        return ncu_calls(ncu_kernels(log.read_text()), _NCU_CALLS)
+    except (ValueError, KeyError, OSError) as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def study(write: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Everything, handed to ``write`` after each part."""
+    document: dict[str, Any] = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        **session.provenance(session.ROOT),
+        "machine": machine.describe(),
+        "versions": _versions(),
+        "bounds": {"long_us": LONG_US, "share": SHARE, "constant_us": CONSTANT_US, "twins": list(TWIN_BOUNDS)},
+        "calls": {},
+    }
+    arena = buffers.Arena("agreement")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            _draw(arena, folder)
+            for call, (impl, case) in CALLS.items():
+                one: dict[str, Any] = {"impl": impl, "case": case}
+                document["calls"][call] = one
+                one.update(_part("nvbench", folder, call))
+                one["ncu"] = _ncu(call, folder)
+                one["agrees"] = _verdicts(one)
+                write(document)
+            document["twins"] = _part("twins", folder)
+            for seen in document["twins"].values():
+                if isinstance(seen, dict):
+                    seen["agree"] = twins_agree(seen["time_us"], seen["ratios"])
+            write(document)
+            document["effects"] = _part("effects", folder)
+            write(document)
+        finally:
+            arena.close()
+    return document
+
+
+def _verdicts(call: Mapping[str, Any]) -> dict[str, bool | None]:
+    """Per tool, whether it agrees; None where one of the two has no time."""
+    if "failed" in call:
+        return {"nvbench": None, "ncu": None}
+    ncu = None if "failed" in call["ncu"] else agrees(call["observed"]["kernels_us"], call["ncu"]["kernels_us"])
+    return {"nvbench": agrees(call["harness"]["span_us"], call["nvbench"]["time_us"]), "ncu": ncu}
+
+
+def _draw(arena: buffers.Arena, folder: Path) -> None:
+    """Inputs of all cases, once, in memory that the parts share."""
+    cases = [parse_case(c) for c in dict.fromkeys([*(case for _, case in CALLS.values()), *TWINS])]
+
+    def draw(case: Case) -> dict[str, Any]:
+        return case.inputs(_SEED)
+
+    with ThreadPoolExecutor(len(cases)) as threads:
+        drawn = list(threads.map(draw, cases))
+    described = {
+        case.id: {n: arena.put(inputs[n], spec.dtype) for n, spec in case.input_specs().items()}
+        for case, inputs in zip(cases, drawn, strict=True)
+    }
+    (folder / "inputs.json").write_text(json.dumps(described))
+
+
+def _versions() -> dict[str, str | None]:
+    def version(distribution: str) -> str | None:
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            return None
+
+    tool = shutil.which("ncu")
+    told = subprocess.run([tool, "--version"], capture_output=True, text=True).stdout if tool else ""
+    ncu = next((line.removeprefix("Version ") for line in told.splitlines() if line.startswith("Version ")), None)
+    named = ("cuda-bench", "cupti-python", "torch", "cuda-bindings", "nvidia-cublas")
+    return {name: version(name) for name in named} | {"ncu": ncu, "python": sys.version.split()[0]}
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The tables of a study, as they stand in a document."""
+
+    def us(value: float) -> str:
+        return f"{value:.2f}" if value < 100 else f"{value:.1f}"
+
+    lines = [
+        "| call | ours, span | nvbench | difference | ours, kernels | ncu | difference | clock: ours, nvbench, ncu |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for call, one in document["calls"].items():
+        if "failed" in one:
+            lines.append(f"| {call} | failed: {one['failed']} |||||||")
+            continue
+        ours, kernels, theirs = one["harness"]["span_us"], one["observed"]["kernels_us"], one["nvbench"]["time_us"]
+        ncu = one["ncu"].get("kernels_us")
+        clocks = [one["harness"]["clock_mhz"], one["nvbench"]["clock_mhz"], one["ncu"].get("clock_mhz")]
+        lines.append(
+            f"| {call} | {us(ours)} us | {us(theirs)} | {theirs - ours:+.2f} us, {100 * (theirs / ours - 1):+.1f} % | "
+            f"{us(kernels)} | "
+            + (f"{us(ncu)} | {ncu - kernels:+.2f} us, {100 * (ncu / kernels - 1):+.1f} %" if ncu else "failed | ")
+            + f" | {', '.join('-' if c is None else f'{c:.0f}' for c in clocks)} MHz |"
+        )
+    lines += ["", "| case | time | ratio of the twins in each run | within |", "|---|---|---|---|"]
+    for case, seen in document.get("twins", {}).items():
+        if isinstance(seen, dict):
+            bound = TWIN_BOUNDS[0 if seen["time_us"] >= 1e3 * TWIN_MS else 1]
+            ratios = ", ".join(f"{r:.4f}" for r in seen["ratios"])
+            lines.append(f"| {case} | {us(seen['time_us'])} us | {ratios} | {100 * bound:g} %: {seen['agree']} |")
+    lines += ["", "| call | change | time | of ours | clock |", "|---|---|---|---|---|"]
+    for call, effects in document.get("effects", {}).items():
+        for change, seen in effects.items() if isinstance(effects, dict) else ():
+            lines.append(
+                f"| {call} | {change} | {us(seen['span_us'])} us | {seen['ratio']:.3f} | {seen['clock_mhz']:.0f} MHz |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the study and write its file; or one part of it, or show one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="the file (default results/records/<machine>/agreement.json)")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the tables of a file")
+    for name in ("--part", "--call", "--folder"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.show:
+        print(markdown(json.loads(arguments.show.read_text())))
+        return
+    if arguments.part:
+        folder = Path(arguments.folder)
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "nvbench": lambda: part_nvbench(arguments.call, folder),
+            "launches": lambda: part_launches(arguments.call, folder),
+            "effects": lambda: part_effects(folder),
+            "twins": lambda: part_twins(folder),
+        }
+        print(json.dumps(parts[arguments.part]()), flush=True)
+        return
+    path = arguments.out or records.folder(Path("results"), machine.name()) / "agreement.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(document: dict[str, Any]) -> None:
+        path.write_text(json.dumps(document, indent=1) + "\n")
+
+    print(markdown(study(write)))
+    print(f"Written: {path}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
