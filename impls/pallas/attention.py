@@ -1,11 +1,12 @@
-"""Attention in Pallas: for Hopper GPUs in Mosaic GPU."""
+"""Attention in Pallas: for Hopper GPUs in Mosaic GPU, and for TPUs."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import ClassVar
 
 from impls.contract import Device, Implementation, Program
-from impls.pallas import tiling
+from impls.pallas import tiling, vmem
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
 
@@ -54,6 +55,46 @@ class MosaicGpu(Implementation):
         interpret = plgpu.InterpretGPUParams() if device.kind == "cpu" else None
         function = mosaic_attention.function(case, chosen, interpret)
         return Compiled(case, device, function, tiling.record(chosen, source))
+
+
+class Tpu(Implementation):
+    """For TPUs: interpreted here, exported, and compiled for every generation; never run on one."""
+
+    name: ClassVar[str] = "pallas.tpu"
+    workload: ClassVar[str] = "attention"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "TPU kernel: fused, keys fetched from HBM by its own copies; interpreted, and compiled for absent TPUs"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """What a TPU's matrix unit does not multiply, and backward passes."""
+        assert isinstance(case, Attention)
+        if case.dtype in ("f16", "tf32"):
+            return f"A TPU's matrix unit does not multiply {case.dtype}; bf16 is its 16-bit format."
+        if case.direction != "fwd":
+            return "Only the forward pass is written."
+        blocks = vmem.attention(case)
+        return vmem.refusal(blocks, blocks.bytes(case))
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and every tensor once more: they are sorted by head first."""
+        assert isinstance(case, Attention)
+        return 3 * case.compulsory_bytes()
+
+    def workspace_bytes(self, case: Case) -> int:
+        """The sorted tensors."""
+        assert isinstance(case, Attention)
+        return case.total_bytes()
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Compiles the interpreter's version, and the real one for TPUs that are not here."""
+        assert isinstance(case, Attention)
+        from impls.pallas.kernels import tpu_attention
+        from impls.pallas.kernels.tpu_program import simulated
+
+        blocks = vmem.attention(case)
+        config = {**asdict(blocks), "vmem_bytes": blocks.bytes(case)}
+        return simulated(case, device, lambda interpret: tpu_attention.function(case, blocks, interpret), config)
 
 
 def _copied_bytes(case: Attention) -> int:

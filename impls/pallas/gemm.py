@@ -1,11 +1,12 @@
-"""GEMM in Pallas: for Hopper GPUs in Mosaic GPU."""
+"""GEMM in Pallas: for Hopper GPUs in Mosaic GPU, and for TPUs."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import ClassVar
 
 from impls.contract import Device, Implementation, Program
-from impls.pallas import tiling
+from impls.pallas import tiling, vmem
 from impls.workloads.base import Case
 from impls.workloads.gemm import Gemm
 
@@ -63,6 +64,38 @@ class MosaicGpu(Implementation):
         interpret = plgpu.InterpretGPUParams() if simulated else None
         function = mosaic_gemm.function(case, chosen, blocks, interpret)
         return Compiled(case, device, function, tiling.record(chosen, source))
+
+
+class Tpu(Implementation):
+    """For TPUs: interpreted here, exported, and compiled for every generation; never run on one."""
+
+    name: ClassVar[str] = "pallas.tpu"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "TPU kernel: blocks in VMEM, pipelined over the grid; interpreted, and compiled for absent TPUs"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """What a TPU's matrix unit does not multiply, and groups."""
+        assert isinstance(case, Gemm)
+        if case.dtype in ("f16", "tf32"):
+            return f"A TPU's matrix unit does not multiply {case.dtype}; bf16 is its 16-bit format."
+        if case.acc == "fast":
+            return "A TPU accumulates in f32 and has no faster sums."
+        if case.groups is not None:
+            return "The kernel has no groups."
+        blocks = vmem.gemm(case)
+        return vmem.refusal(blocks, blocks.bytes(case))
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Compiles the interpreter's version, and the real one for TPUs that are not here."""
+        assert isinstance(case, Gemm)
+        from impls.pallas.kernels import tpu_gemm
+        from impls.pallas.kernels.tpu_program import simulated
+
+        blocks = vmem.gemm(case)
+        config = {**asdict(blocks), "vmem_bytes": blocks.bytes(case)}
+        return simulated(case, device, lambda interpret: tpu_gemm.function(case, blocks, interpret), config)
 
 
 def _multiprocessors() -> int:
