@@ -359,6 +359,9 @@ def build(stack: str, family: str, progress: Progress) -> Environment:
 def lock(stack: str, family: str, progress: Progress) -> Path:
     """Make ``stack``'s lock anew: its requirements, resolved by pip in a fresh environment, every version pinned.
 
+    For a CPU they are installed and imported. For a GPU they are resolved only: their wheels are several GB, and the
+    machine that makes the lock need not have a GPU.
+
     Pins carry no local version (``torch==2.13.0``, not ``2.13.0+cpu``) and no hashes: the same release comes as
     different wheels from different sources.
 
@@ -375,15 +378,9 @@ def lock(stack: str, family: str, progress: Progress) -> Path:
     with tempfile.TemporaryDirectory(prefix="ridgemark-lock-") as scratch:
         log = Path(scratch) / "pip.log"
         python = _new_venv(needs, interpreter, Path(scratch) / "env", log, progress)
-        # Some Pythons put setuptools into every environment: it belongs into the lock only where something needs it.
-        _logged(needs, [python, "-m", "pip", "uninstall", "--yes", "setuptools"], log, progress)
-        _logged(needs, [python, "-m", "pip", "install", *needs.requires], log, progress)
-        _check_imports(needs, python, log)
-        listing = subprocess.run(
-            [python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
-        )
-    installed = {str(canonicalize_name(d["name"])): d["version"] for d in json.loads(listing.stdout)}
-    pins = {name: Version(version).public for name, version in installed.items() if name != "pip"}
+        distributions = (_installed if family == "cpu" else _resolved)(needs, python, log, progress)
+    chosen = {str(canonicalize_name(d["name"])): d["version"] for d in distributions}
+    pins = {name: Version(version).public for name, version in chosen.items() if name != "pip"}
     header = (
         f'# Made by `nox -s "lock({stack})"` from {", ".join(needs.requires)}\n'
         f"# with CPython {interpreter.version} on {sys.platform} {platform.machine()}; serves Python {needs.python}.\n"
@@ -391,6 +388,25 @@ def lock(stack: str, family: str, progress: Progress) -> Path:
     needs.lock.parent.mkdir(exist_ok=True)
     needs.lock.write_text(header + "".join(f"{name}=={pins[name]}\n" for name in sorted(pins)), encoding="utf-8")
     return needs.lock
+
+
+def _installed(needs: Needs, python: Path, log: Path, progress: Progress) -> list[dict[str, str]]:
+    """Name and version of all that the requirements bring into a new environment, in which everything imports."""
+    # Some Pythons put setuptools into every environment: it belongs into the lock only where something needs it.
+    _logged(needs, [python, "-m", "pip", "uninstall", "--yes", "setuptools"], log, progress)
+    _logged(needs, [python, "-m", "pip", "install", *needs.requires], log, progress)
+    _check_imports(needs, python, log)
+    listing = subprocess.run([python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True)
+    found: list[dict[str, str]] = json.loads(listing.stdout)
+    return found
+
+
+def _resolved(needs: Needs, python: Path, log: Path, progress: Progress) -> list[dict[str, str]]:
+    """The same as pip would install it, by the wheels' metadata alone."""
+    report = log.with_name("report.json")
+    command: list[str | Path] = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--report", report]
+    _logged(needs, [*command, *needs.requires], log, progress)
+    return [entry["metadata"] for entry in json.loads(report.read_text(encoding="utf-8"))["install"]]
 
 
 def _mapped(needs: Needs) -> Environment | None:
