@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from impls.contract import Device, Implementation, Program
-from impls.triton.attention_tiles import Tiles, choice, shares
+from impls.triton.attention_tiles import Tiles, choose, shares
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
@@ -32,13 +32,8 @@ class _Attention(Implementation):
     simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """Head sizes beyond what a tile holds in registers; bf16 where it is interpreted.
-
-        Triton 3.6's interpreter keeps bf16 as integers, multiplies these in ``dot`` and cuts off what it should round.
-        """
+        """Head sizes beyond what a tile holds in registers."""
         assert isinstance(case, Attention)
-        if case.dtype == "bf16" and device.kind in self.simulated_on:
-            return "Triton's interpreter computes products of bf16 wrongly: it multiplies the bits as integers."
         return f"D = {case.d} does not fit a tile: 256 does." if case.d > _MOST_D else None
 
     def prepare(self, case: Case, device: Device) -> Program:
@@ -46,8 +41,9 @@ class _Attention(Implementation):
         assert isinstance(case, Attention)
         from impls.triton.kernels.program import LaunchedProgram
 
-        tiles = {kernel: choice(kernel, case, device) for kernel in self._kernels(case)}
-        config: dict[str, Any] = {name: asdict(tile) for name, tile in tiles.items()}
+        chosen = {kernel: choose(kernel, case, device) for kernel in self._kernels(case)}
+        tiles = {kernel: tile for kernel, (tile, _) in chosen.items()}
+        config: dict[str, Any] = {name: asdict(tile) | {"from": origin} for name, (tile, origin) in chosen.items()}
         return LaunchedProgram(case, device, lambda tensors: self._bind(case, tiles, tensors), config)
 
     @abstractmethod

@@ -1,24 +1,30 @@
 """Tiles of the attention kernels: what can be chosen, what fits, what is chosen.
 
-Owns the space that tuning searches, the estimate of shared memory that prunes it, the choices where nothing was tuned,
-and how decoding cuts the keys into shares. It imports no Triton. Tuned choices lie in ``tuned/<device>.json`` under
-``attention``; tuning writes them, nothing here does.
+Owns the space that tuning searches, the estimate of shared memory that prunes it, the rule where nothing was tuned, and
+how decoding cuts the keys into shares. It imports no Triton. What tuning chose is looked up by ``choices``.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
+from typing import Any
 
 from impls.contract import Device
+from impls.triton import choices
 from impls.workloads.attention import Attention
 from impls.workloads.dtypes import dtype
 
-KERNELS = ("forward", "forward_tma", "decode", "backward_kv", "backward_q", "backward_tma")
+# The implementation under whose name a kernel's choices are kept.
+IMPLEMENTATIONS = {
+    "forward": "triton.flash",
+    "backward_kv": "triton.flash",
+    "backward_q": "triton.flash",
+    "forward_tma": "triton.flash_tma",
+    "backward_tma": "triton.flash_tma",
+    "decode": "triton.decode",
+}
 # Shared memory that one program may have (CUDA C++ programming guide, table of compute capabilities; CDNA 3: 64 KiB).
 SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
 # Programs of decode that run at a time: two on each of the 132 multiprocessors of an H200.
@@ -49,7 +55,7 @@ class Tiles:
 
 def padded_head(d: int) -> int:
     """The head size of a tile: a power of two, of at least what one tensor core instruction takes."""
-    return max(16, 1 << (d - 1).bit_length())
+    return max(16, _power(d))
 
 
 def key_blocks(case: Attention, block_n: int) -> int:
@@ -104,22 +110,33 @@ def space(kernel: str, d: int, element: int, arch: str) -> Iterator[Tiles]:
                 yield tiles
 
 
-def key(kernel: str, case: Attention) -> str:
-    """The class of cases that share a tuned choice, e.g. ``forward d128 causal 16``: kernel, padded D, mask, bits."""
-    return f"{kernel} d{padded_head(case.d)} {case.mask} {dtype(case.dtype).bits}"
+def choose(kernel: str, case: Attention, device: Device) -> tuple[Tiles, str]:
+    """The tiles of a kernel, and where they come from: ``tuned for <case id>``, ``rule``, or ``simulated``.
+
+    The interpreter gets small tiles, so that small cases have several.
+    """
+    if device.kind == "cpu":
+        return Tiles(32, 16, 4, 2, ahead=case.d <= 64), "simulated"
+    about = tuned_as(kernel, case)
+    found = choices.nearest(IMPLEMENTATIONS[kernel], about, device.name, _alike, _sizes)
+    if found and kernel in found[1]:
+        tiles, origin = Tiles(**found[1][kernel]), f"tuned for {found[0]}"
+    else:
+        tiles, origin = _rule(kernel, case), "rule"
+    return _fitted(kernel, tiles, case, device.arch), origin
 
 
-def choice(kernel: str, case: Attention, device: Device) -> Tiles:
-    """The tuned tiles, those of the nearest mask, or what fits; block_m is no larger than the rows there are."""
-    tuned = _tuned(device.name)
-    name = key(kernel, case)
-    tiles = tuned.get(name) or tuned.get(name.replace("window", "causal")) or _untuned(kernel, case, device.arch)
-    if kernel == "backward_q" or kernel.startswith("forward"):
-        rows = case.sq * (case.group if packed(kernel, case) else 1)
-        least = max(16, 1 << (rows - 1).bit_length())
-        if least < tiles.block_m:
-            tiles = Tiles(least, tiles.block_n, min(tiles.warps, 4), tiles.stages)
-    return tiles
+def tuned_as(kernel: str, case: Attention) -> Attention:
+    """The case whose tuned choice a kernel of ``case`` takes: the forward or the backward pass alone."""
+    return replace(case, direction="bwd" if kernel.startswith("backward") else "fwd")
+
+
+def _alike(case: Attention) -> tuple[Any, ...]:
+    return padded_head(case.d), dtype(case.dtype).bits, case.mask != "full", case.direction
+
+
+def _sizes(case: Attention) -> tuple[float, ...]:
+    return case.batch * case.hq, case.group, case.sq, case.sk
 
 
 def packed(kernel: str, case: Attention) -> bool:
@@ -127,41 +144,43 @@ def packed(kernel: str, case: Attention) -> bool:
     return kernel == "decode" or (kernel == "forward" and case.sq < 64)
 
 
-@cache
-def _tuned(device_name: str) -> dict[str, Tiles]:
-    path = tuned_file(device_name)
-    if not path.is_file():
-        return {}
-    entries = json.loads(path.read_text()).get("attention", {})
-    return {name: Tiles(**entry["config"]) for name, entry in entries.items()}
-
-
-def tuned_file(device_name: str) -> Path:
-    """Where the choices for a device are."""
-    short = next((part for part in device_name.lower().split() if any(c.isdigit() for c in part)), "unknown")
-    return Path(__file__).parent / "tuned" / f"{short}.json"
-
-
-def _untuned(kernel: str, case: Attention, arch: str) -> Tiles:
-    """A choice that fits: wide tiles for 16-bit types, small ones for f32, fewer stages and keys until it fits."""
-    head, element = padded_head(case.d), dtype(case.dtype).bytes
-    narrow = element == 4
+def _rule(kernel: str, case: Attention) -> Tiles:
+    """For what was not tuned: wide tiles for 16-bit types, small ones for f32."""
+    head = padded_head(case.d)
+    if dtype(case.dtype).bytes == 4:
+        return Tiles(32, 32, 4, 2) if kernel in ("backward_kv", "backward_tma") else Tiles(64, 32, 4, 2)
     if kernel == "decode":
-        tiles = Tiles(max(16, 1 << (case.sq * case.group - 1).bit_length()), 32 if narrow else 64, 4, 3)
-    elif kernel.startswith("forward"):
-        tiles = Tiles(64, 32, 4, 2) if narrow else Tiles(128, 128 if head <= 128 else 64, 8, 3)
-    elif kernel == "backward_q":
-        tiles = Tiles(64, 32, 4, 2) if narrow else Tiles(128, 64, 8, 2) if head <= 128 else Tiles(64, 64, 8, 2)
-    else:
-        tiles = Tiles(32, 32, 4, 2) if narrow else Tiles(64, 128, 8, 2) if head <= 128 else Tiles(64, 64, 8, 2)
+        return Tiles(16, 64, 4, 3)
+    if kernel.startswith("forward"):
+        return Tiles(128, 128 if head <= 128 else 64, 8, 2)
+    if kernel == "backward_q":
+        return Tiles(128, 64, 8, 2) if head <= 128 else Tiles(64, 64, 8, 2)
+    return Tiles(32, 128, 8, 2) if head <= 128 else Tiles(32, 64, 8, 2)
+
+
+def _fitted(kernel: str, tiles: Tiles, case: Attention, arch: str) -> Tiles:
+    """No more rows than there are, and within shared memory: fewer stages first, then fewer keys, then fewer rows."""
+    if kernel == "decode":
+        tiles = replace(tiles, block_m=max(16, _power(case.sq * case.group)))
+    elif kernel.startswith("forward") or kernel == "backward_q":
+        rows = max(16, _power(case.sq * (case.group if packed(kernel, case) else 1)))
+        if rows < tiles.block_m:
+            tiles = replace(tiles, block_m=rows, warps=4, ahead=False)
     limit = SHARED_BYTES.get(arch, SHARED_BYTES["sm_90"])
-    while shared_bytes(kernel, tiles, case.d, element) > limit:
+    while shared_bytes(kernel, tiles, case.d, dtype(case.dtype).bytes) > limit:
         if tiles.stages > 2:
-            tiles = Tiles(tiles.block_m, tiles.block_n, tiles.warps, tiles.stages - 1)
-        elif tiles.block_n > 16:
-            tiles = Tiles(tiles.block_m, tiles.block_n // 2, tiles.warps, tiles.stages)
-        elif tiles.block_m > 16:
-            tiles = Tiles(tiles.block_m // 2, tiles.block_n, tiles.warps, tiles.stages)
+            tiles = replace(tiles, stages=tiles.stages - 1)
+        elif tiles.block_n > 32:
+            tiles = replace(tiles, block_n=tiles.block_n // 2)
+        elif tiles.block_m > 32:
+            tiles = replace(tiles, block_m=tiles.block_m // 2)
+        elif tiles.stages > 1:
+            tiles = replace(tiles, stages=1)
         else:
             break
     return tiles
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << (n - 1).bit_length()
