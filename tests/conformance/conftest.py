@@ -1,6 +1,8 @@
 """Which stacks and implementations conformance tests run, and the workers they run in.
 
 One worker per stack serves all of its tests. A stack whose environment is not there is skipped, once, with the reason.
+On a GPU: ``pytest tests/conformance --device cuda --stack cublas``, in several processes at once with pytest-xdist's
+``-n`` where many cases are compiled.
 """
 
 from __future__ import annotations
@@ -28,9 +30,24 @@ START_S = 120
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance")
+    group.addoption("--device", default="cpu", choices=environments.FAMILIES, help="what to run on (default: cpu)")
     group.addoption("--stack", action="append", metavar="NAME", help="only this stack's (may be repeated)")
     group.addoption("--impl", default="*", metavar="GLOB", help="only implementations like this: blas.*")
     group.addoption("--whole-grid", action="store_true", help="every case, also of those that compile for seconds each")
+
+
+class On:
+    """The kind of device that was asked for."""
+
+    kind = "cpu"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    On.kind = config.getoption("--device")
+    try:
+        device()
+    except machine.NoDevice as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -47,14 +64,14 @@ class Subject:
 
 @cache
 def device() -> Device:
-    return machine.device("cpu")
+    return machine.device(On.kind)
 
 
 @cache
 def environment(stack: str) -> environments.Environment | str:
     """A stack's environment, or why there is none."""
     try:
-        found = environments.find(stack, "cpu")
+        found = environments.find(stack, On.kind)
     except environments.EnvironmentFailure as failure:
         return str(failure)
     return f"{found.reason} {found.remedy}" if isinstance(found, environments.Missing) else found
@@ -85,7 +102,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     implementations = [
         i
         for i in registry.implementations()
-        if i.stack in chosen and fnmatch.fnmatchcase(i.name, metafunc.config.getoption("--impl")) and "cpu" in i.devices
+        if i.stack in chosen
+        and fnmatch.fnmatchcase(i.name, metafunc.config.getoption("--impl"))
+        and On.kind in i.devices
     ]
     [name] = wanted
     values = []
