@@ -280,7 +280,7 @@ def _effect(times: Sequence[Mapping[str, float]], ours: Sequence[Mapping[str, fl
 def _sustained(built: Built, burst_us: float) -> dict[str, float]:
     loaded = {0: built.loaded, 1: built.program.load(built.inputs)}
     keep = {n: np.empty(s.shape, dtype(s.dtype).storage) for n, s in built.case.output_specs().items()}
-    run = cupti.sustain(built.program, loaded, [0, 1], keep)
+    run = cupti.sustain(built.program, loaded, [0, 1], keep, hot=False)
     time_us = _median(run["samples_us"])
     telemetry = run["telemetry"]
     return {

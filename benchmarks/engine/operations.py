@@ -188,7 +188,9 @@ class Operations:
             answer: dict[str, Any] = built.timing.block(built.program, loaded, sets, copies, poison)
         return answer
 
-    def sustain(self, program: str, sets: Sequence[int], keep: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
+    def sustain(
+        self, program: str, sets: Sequence[int], keep: Mapping[str, buffers.Descriptor], hot: bool
+    ) -> dict[str, Any]:
         """Calls back to back until power is steady; the outputs of the last one, which takes the last set, are kept."""
         built = self._get(program)
         if not hasattr(built.timing, "sustain"):
@@ -196,7 +198,7 @@ class Operations:
         loaded = {which: self._loaded(built, which).value for which in sets}
         with built.residency.watch():
             answer: dict[str, Any] = built.timing.sustain(
-                built.program, loaded, sets, {name: buffers.view(d) for name, d in keep.items()}
+                built.program, loaded, sets, {name: buffers.view(d) for name, d in keep.items()}, hot
             )
         return answer
 

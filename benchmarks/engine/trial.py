@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -29,6 +29,7 @@ from benchmarks.engine.machine import PhysicalLimits
 from benchmarks.engine.pool import Worker, WorkerError
 from benchmarks.engine.progress import Progress
 from benchmarks.engine.reference import VARIANTS, Asked, Reference
+from benchmarks.engine.verdicts import Slot, Verdicts
 from impls.contract import Device, Implementation
 from impls.workloads.base import Case
 
@@ -48,8 +49,8 @@ TELEMETRY = (
 )
 # A block is taken again where heat or hardware slowed it down, so many times at the most.
 RETAKES = 2
-# Sustained: rounds, each of a few seconds per implementation.
-SUSTAINED_ROUNDS = 2
+# Sustained: rounds, each of some two seconds per implementation; an interval takes three.
+SUSTAINED_ROUNDS = 3
 # A call whose span is longer than its device's activity by this share waits for the host, or for itself.
 HOST_BOUND = 0.1
 # A first call after new contents that takes this many times the others, in most blocks, may be the only real one.
@@ -188,7 +189,7 @@ class Trial:
             self.always = [e for e in entries if e.implementation is baseline] + [twin]
             entries.append(twin)
         self.entries = entries
-        self._slots: list[dict[str, tuple[np.ndarray, dict[str, Any]]]] = []
+        self.verdicts: Verdicts | None = None
         self._rounds_done = 0
 
     def run(self) -> list[dict[str, Any]]:
@@ -221,14 +222,16 @@ class Trial:
             self._end_all("failed", str(error))
         except KeyboardInterrupt:
             self.interrupted = True
+            if self.verdicts is not None:
+                self.verdicts.settle()
             for entry in self.entries:
                 if entry.alive and entry.rounds:
                     entry.end("ok", None)
         finally:
             self._release(self.entries)
-            taken = [d for slot in self._slots for _, d in slot.values()]
-            taken += [d for variant in (asked.descriptors if asked else []) for d in variant.values()]
-            for descriptor in taken:
+            if self.verdicts is not None:
+                self.verdicts.close()
+            for descriptor in [d for variant in (asked.descriptors if asked else []) for d in variant.values()]:
                 self.arena.free(descriptor)
         ended = [e for e in self.entries if not e.alive]
         results = [result(self.case, e, self.seed, complete=not self.interrupted) for e in ended]
@@ -294,15 +297,14 @@ class Trial:
 
     def _ready(self, asked: Asked) -> None:
         """Wait for inputs and references, once per trial."""
-        if self._slots:
+        if self.verdicts is not None:
             return
         with self.phases("reference"):
             self.question = asked.answer()
         self.judge = Judge(self.case, self.question.inputs, self.question.expected, self.seed)
         specs = self.case.output_specs()
-        size = sum(s.nbytes for s in specs.values())
-        for _ in range(int(np.clip(KEPT_BYTES // max(size, 1), 2, STREAK))):
-            self._slots.append({n: self.arena.array(s.shape, s.dtype) for n, s in specs.items()})
+        slots = int(np.clip(KEPT_BYTES // max(sum(s.nbytes for s in specs.values()), 1), 2, STREAK))
+        self.verdicts = Verdicts(self.judge, specs, slots, self.arena, self.device.kind == "cuda")
 
     def _memory_limit(self, worker: Worker, entry: Entry) -> int:
         """Resident bytes at which a worker is ended: what it has, four times the plan, and room for a compiler."""
@@ -341,6 +343,7 @@ class Trial:
 
     def _finish(self, entries: Sequence[Entry]) -> None:
         """Last looks at entries that have been measured, and their memory back."""
+        self._settle()
         for entry in entries:
             if entry.alive:
                 self._guard(entry, partial(self._inputs_unchanged, entry))
@@ -368,6 +371,7 @@ class Trial:
             self._refill(entry, number % memory.INPUT_SETS)
             taken.append(self._judged_call(entry, number % memory.INPUT_SETS))
         entry.seconds = float(np.median(taken))
+        self._settle()
         if entry.alive:
             self._inputs_unchanged(entry)
 
@@ -437,6 +441,9 @@ class Trial:
         """One block with fresh contents in one input set, a call or two judged. The first call finds the caches as the
         entry before left them; it is made and judged like any other but not counted."""
 
+        assert self.verdicts is not None
+        self.verdicts.collect()
+
         def take() -> dict[str, Any]:
             first = self.random.randrange(memory.INPUT_SETS)
             self._refill(entry, first)
@@ -462,34 +469,36 @@ class Trial:
     def _sustain(self, entries: Sequence[Entry]) -> None:
         """Back to back, in random order, all but the twin; the outputs of the last call are judged."""
         last = memory.INPUT_SETS - 1
-        slot = self._slots[0]
+        hot = False
 
         def take(entry: Entry) -> dict[str, Any]:
-            with self.phases("block"), self.crew.exclusive(entry.seat):
-                block = self.crew.start(entry.seat).call(
+            with (
+                self._kept(entry, {last: entry.variant[last]}, "After many calls in a row: ") as slots,
+                self.phases("block"),
+                self.crew.exclusive(entry.seat),
+            ):
+                block: dict[str, Any] = self.crew.start(entry.seat).call(
                     "sustain",
                     self.deadlines.request_s,
                     program=entry.program,
                     sets=list(range(memory.INPUT_SETS)),
-                    keep={n: d for n, (_, d) in slot.items()},
+                    keep={n: d for n, (_, d) in slots[last].items()},
+                    hot=hot,
                 )
-            with self.phases("judge"):
-                verdict = self.judge.outputs(entry.variant[last], {n: a for n, (a, _) in slot.items()})
-            _keep_worst(entry.errors, verdict)
-            if not verdict.right:
-                entry.end("wrong", f"After many calls in a row: {verdict.reason}")
             return block
 
         for number in range(SUSTAINED_ROUNDS):
             for order, entry in enumerate(self._shuffled([e for e in entries if e.replica == 0])):
                 self.progress.say(f"{self.case.id}: sustaining {entry.implementation.name}")
                 block = self._guard(entry, partial(take, entry))
+                hot = block is not None
                 if block is not None and entry.alive:
                     seen = {k: v for k, v in block["telemetry"].items() if k in TELEMETRY}
                     kept = {k: block[k] for k in ("t0", "samples_us")}
                     entry.sustained.append({"round": number, "order": order, **kept, **seen})
                     if block["telemetry"]["host_bound"]:
                         _flag(entry, "host_bound sustained: calls take the host longer than the device.")
+        self._settle()
 
     def _refill(self, entry: Entry, which: int) -> None:
         """Other contents for one input set, at the same place: neither its last nor those of the other set."""
@@ -505,29 +514,51 @@ class Trial:
             )
 
     def _block(self, entry: Entry, sets: list[int], keep: list[int]) -> dict[str, Any]:
-        """Calls in a row, and the verdict on the kept ones. Ends the entry where one is wrong."""
-        slots = {index: self._slots[i] for i, index in enumerate(keep)}
+        """Calls in a row; the kept ones are judged, on a GPU while others go on. Ends the entry where one is wrong."""
         deadline = max(self.deadlines.request_s, 20 * entry.seconds * len(sets))
-        with self.phases("block"), self.crew.exclusive(entry.seat):
-            block = self.crew.start(entry.seat).call(
-                "block",
-                deadline,
-                program=entry.program,
-                sets=sets,
-                keep={str(i): {n: d for n, (_, d) in slot.items()} for i, slot in slots.items()},
-                poison=True,
-            )
-        self.phases.seconds["kernel"] += sum(block["samples_us"]) / 1e6
-        entry.method = block["method"]
-        self._read_at_once(entry, block)
+        with self._kept(entry, {index: entry.variant[sets[index]] for index in keep}) as slots:
+            with self.phases("block"), self.crew.exclusive(entry.seat):
+                block = self.crew.start(entry.seat).call(
+                    "block",
+                    deadline,
+                    program=entry.program,
+                    sets=sets,
+                    keep={str(i): {n: d for n, (_, d) in slot.items()} for i, slot in slots.items()},
+                    poison=True,
+                )
+            self.phases.seconds["kernel"] += sum(block["samples_us"]) / 1e6
+            entry.method = block["method"]
+            self._read_at_once(entry, block)
+        return block
+
+    @contextmanager
+    def _kept(self, entry: Entry, variants: Mapping[int, int], when: str = "") -> Iterator[dict[int, Slot]]:
+        """Slots for the outputs of calls (index -> variant of its inputs), judged when the ``with`` block has ended."""
+        assert self.verdicts is not None
+        verdicts = self.verdicts
+
+        def heard(verdict: Verdict) -> None:
+            _keep_worst(entry.errors, verdict)
+            if not verdict.right and entry.alive:
+                entry.end("wrong", f"{when}{verdict.reason}")
+
+        with self.phases("judge"):
+            slots = {index: verdicts.slot() for index in variants}
+        try:
+            yield slots
+        except BaseException:
+            for slot in slots.values():
+                verdicts.back(slot)
+            raise
         with self.phases("judge"):
             for index, slot in slots.items():
-                verdict = self.judge.outputs(entry.variant[sets[index]], {n: a for n, (a, _) in slot.items()})
-                _keep_worst(entry.errors, verdict)
-                if not verdict.right:
-                    entry.end("wrong", verdict.reason)
-                    break
-        return block
+                verdicts.ask(variants[index], slot, heard)
+
+    def _settle(self) -> None:
+        """Wait for the verdicts that are still out."""
+        if self.verdicts is not None:
+            with self.phases("judge"):
+                self.verdicts.settle()
 
     def _read_at_once(self, entry: Entry, block: dict[str, Any]) -> None:
         """On a CPU a call is over when it returns: a read that takes far longer than the call waited for its work."""
