@@ -6,16 +6,18 @@ Owns what each variant can do. How tiles are chosen is in ``choices``, the kerne
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from impls.contract import Device, Implementation, Program
 from impls.triton.choices import Tile, aligned, choose
+from impls.triton.space import space
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
 if TYPE_CHECKING:
-    from impls.triton.kernels.program import LaunchedProgram
+    from impls.triton.kernels.program import LaunchedProgram, Tensors, Work
 
 
 def capability(device: Device) -> int:
@@ -59,12 +61,26 @@ class Tiled(Implementation):
 
     def build(self, case: Gemm, device: Device, tile: Tile) -> LaunchedProgram:
         """The case with the given tile."""
-        from impls.triton.kernels import gemm_launch
         from impls.triton.kernels.program import LaunchedProgram
 
-        return LaunchedProgram(
-            case, device, lambda tensors: gemm_launch.work(self.variant, case, tile, tensors), {"tile": tile.config()}
-        )
+        return LaunchedProgram(case, device, self._bind(case, tile), {"tile": tile.config()})
+
+    def space(self, case: Gemm) -> list[Tile]:
+        """What tuning tries."""
+        return space(self.variant, case)
+
+    def compile_ahead(self, case: Gemm, tile: Tile, arch: str) -> list[Any]:
+        """Triton's compiled kernels of a call, for a device that need not be there."""
+        from impls.triton.kernels import ahead
+        from impls.triton.kernels.program import LaunchedProgram
+
+        ahead.use(arch)
+        return LaunchedProgram.compile_ahead(case, self._bind(case, tile))
+
+    def _bind(self, case: Gemm, tile: Tile) -> Callable[[Tensors], Work]:
+        from impls.triton.kernels import gemm_launch
+
+        return lambda tensors: gemm_launch.work(self.variant, case, tile, tensors)
 
 
 class Persistent(Tiled):

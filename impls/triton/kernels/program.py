@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 
 from impls.contract import Device, Program
 from impls.support import torch_arrays
 from impls.triton.kernels import interpreter
-from impls.workloads.base import Case
+from impls.workloads.base import Case, TensorSpec
 
 interpreter.mend()
 
@@ -102,16 +103,22 @@ class LaunchedProgram(Program):
         self._where = torch.device("cuda" if device.kind == "cuda" else "cpu")
         self.config = config
         if self._where.type == "cuda":
+            # For the descriptors that kernels make themselves.
+            triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
             self._compile()
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """Copies on the device (on a CPU the arrays themselves), new outputs, and launches over both."""
         tensors = {name: torch_arrays.to_torch(array).to(self._where) for name, array in inputs.items()}
-        outputs = self._empty(self._case.output_specs())
-        work = self._bind(tensors | outputs)
-        loaded = _Loaded(tensors, outputs, work, [_callable(launch) for launch in work.launches])
+        outputs = _empty(self._case.output_specs(), self._where)
+        loaded = self.over(_Loaded(tensors, outputs, Work(()), []))
         self._prepare_residuals(loaded)
         return loaded
+
+    def over(self, loaded: _Loaded) -> _Loaded:
+        """A set that another program of the same case has loaded, under this one's launches: what tuning times."""
+        work = self._bind(loaded.inputs | loaded.outputs)
+        return _Loaded(loaded.inputs, loaded.outputs, work, [_callable(launch) for launch in work.launches])
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """In place; residuals are made anew."""
@@ -149,15 +156,16 @@ class LaunchedProgram(Program):
         if self._where.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _empty(self, specs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        return {
-            name: torch.empty(spec.shape, dtype=torch_arrays.torch_dtype(spec.dtype), device=self._where)
-            for name, spec in specs.items()
-        }
+    @classmethod
+    def compile_ahead(cls, case: Case, bind: Callable[[Tensors], Work]) -> list[Any]:
+        """Triton's compiled kernels of a call, without a device: for the target that ``ahead.use`` has set."""
+        tensors = _empty(case.input_specs() | case.output_specs(), torch.device("cpu"))
+        work = bind(tensors)
+        return [launch.compiled for launch in (*work.launches, *work.residuals) if isinstance(launch, Launch)]
 
     def _compile(self) -> None:
         """Compile what a call launches, over tensors that have the case's shapes and no contents."""
-        work = self._bind(self._empty(self._case.input_specs() | self._case.output_specs()))
+        work = self._bind(_empty(self._case.input_specs() | self._case.output_specs(), self._where))
         kernels = [launch for launch in (*work.launches, *work.residuals) if isinstance(launch, Launch)]
         self.config["kernels"] = []
         for launch in kernels:
@@ -184,3 +192,10 @@ class LaunchedProgram(Program):
 
 def _callable(launch: Launch | Callable[[], Any]) -> Callable[[], Any]:
     return launch.bound() if isinstance(launch, Launch) else launch
+
+
+def _empty(specs: Mapping[str, TensorSpec], where: torch.device) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.empty(spec.shape, dtype=torch_arrays.torch_dtype(spec.dtype), device=where)
+        for name, spec in specs.items()
+    }
