@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from impls.contract import Device
+from impls.contract import Device, Unsupported
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
 
@@ -118,14 +118,17 @@ class Captured:
 
         Raises:
             RuntimeError: the function became more than one graph.
+            Unsupported: it was to be replayed, and Inductor recorded no CUDA graph of it.
         """
         import torch
+        from torch._dynamo.utils import counters
         from torch._inductor import select_algorithm
         from torch._inductor.utils import fresh_cache
 
         if self._backend == "inductor":
             _warm_toolchain(self._device.kind, torch.get_num_threads())
         select_algorithm.add_feedback_saver(self._note_autotuning)
+        before = dict(counters["inductor"])
         try:
             with fresh_cache():
                 start = time.perf_counter()
@@ -135,6 +138,14 @@ class Captured:
         finally:
             select_algorithm.clear_feedback_savers()
         self.assert_compiled_once()
+        if self.replays:
+            skipped, copied = (
+                counters["inductor"][name] - before.get(name, 0)
+                for name in ("cudagraph_skips", "cudagraph_recorded_non_static_inputs")
+            )
+            if skipped:
+                raise Unsupported("Inductor records no CUDA graph of this case, which torch_compile.default runs.")
+            self.config["inputs_copied_by_replay"] = copied
         if self._backend == "inductor" and self._device.kind == "cuda":
             self.config["compile_threads"] = torch._inductor.config.compile_threads
         # fullgraph=True: a graph break would have been an error.
