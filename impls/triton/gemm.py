@@ -17,7 +17,7 @@ from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
 if TYPE_CHECKING:
-    from impls.triton.kernels.program import LaunchedProgram, Tensors, Work
+    from impls.triton.kernels.program import Tensors, Work
 
 
 def capability(device: Device) -> int:
@@ -54,16 +54,16 @@ class Tiled(Implementation):
     def prepare(self, case: Case, device: Device) -> Program:
         """Compile the kernel with the chosen tile."""
         assert isinstance(case, Gemm)
-        tile, origin = choose(self.name, case, device.name)
-        program = self.build(case, device, tile)
-        program.config["choice"] = origin
-        return program
-
-    def build(self, case: Gemm, device: Device, tile: Tile) -> LaunchedProgram:
-        """The case with the given tile."""
         from impls.triton.kernels.program import LaunchedProgram
 
-        return LaunchedProgram(case, device, self._bind(case, tile), {"tile": tile.config()})
+        tile, origin = choose(self.name, case, device.name)
+        return LaunchedProgram(case, device, self._bind(case, tile), {"tile": tile.config(), "choice": origin})
+
+    def build(self, case: Gemm, device: Device, tile: Tile) -> Program:
+        """The case with the given tile, to be tuned."""
+        from impls.triton.kernels.program import LaunchedProgram
+
+        return LaunchedProgram(case, device, self._bind(case, tile), {"tile": tile.config()}, describe=False)
 
     def space(self, case: Gemm) -> list[Tile]:
         """What tuning tries."""

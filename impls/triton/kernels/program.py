@@ -17,7 +17,7 @@ import torch
 import triton
 
 from impls.contract import Device, Program
-from impls.support import torch_arrays
+from impls.support import machine_code, torch_arrays
 from impls.triton.kernels import interpreter
 from impls.workloads.base import Case, TensorSpec
 
@@ -94,10 +94,19 @@ class LaunchedProgram(Program):
         bind: from all tensors of the case by name, inputs and outputs, to the work of a call. It must not read the
             inputs' values, which are not there yet when kernels are compiled, and has to lead to the same kernels
             every time.
-        config: for the record; ``kernels`` is added.
+        config: for the record; ``kernels`` and ``code`` are added.
+        describe: read the generated code, which takes the disassembler a second: not for a candidate of many.
     """
 
-    def __init__(self, case: Case, device: Device, bind: Callable[[Tensors], Work], config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        case: Case,
+        device: Device,
+        bind: Callable[[Tensors], Work],
+        config: dict[str, Any],
+        *,
+        describe: bool = True,
+    ) -> None:
         super().__init__()
         self._case, self._bind = case, bind
         self._where = torch.device("cuda" if device.kind == "cuda" else "cpu")
@@ -105,7 +114,7 @@ class LaunchedProgram(Program):
         if self._where.type == "cuda":
             # For the descriptors that kernels make themselves.
             triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-            self._compile()
+            self._compile(describe)
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """Copies on the device (on a CPU the arrays themselves), new outputs, and launches over both."""
@@ -163,11 +172,12 @@ class LaunchedProgram(Program):
         work = bind(tensors)
         return [launch.compiled for launch in (*work.launches, *work.residuals) if isinstance(launch, Launch)]
 
-    def _compile(self) -> None:
+    def _compile(self, describe: bool) -> None:
         """Compile what a call launches, over tensors that have the case's shapes and no contents."""
         work = self._bind(_empty(self._case.input_specs() | self._case.output_specs(), self._where))
         kernels = [launch for launch in (*work.launches, *work.residuals) if isinstance(launch, Launch)]
         self.config["kernels"] = []
+        codes = []
         for launch in kernels:
             compiled = launch.compiled
             _ = compiled.run  # loads it: registers and spills are known from here on
@@ -183,7 +193,14 @@ class LaunchedProgram(Program):
                     "spills": compiled.n_spills,
                 }
             )
-            self.artefacts[f"{compiled.name}.ptx"] = compiled.asm["ptx"]
+            if describe:
+                code = machine_code.inspect(
+                    compiled.asm["cubin"], ptx=compiled.asm["ptx"], dynamic_shared_bytes=metadata.shared
+                )
+                codes.append(code.facts)
+                self.artefacts |= code.artefacts(compiled.name)
+        if codes:
+            self.config["code"] = codes[0] if len(codes) == 1 else {"launches": codes}
 
     def _prepare_residuals(self, loaded: _Loaded) -> None:
         for launch in loaded.work.residuals:
