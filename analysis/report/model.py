@@ -2,8 +2,8 @@
 
 Owns the model's shape, which ``schema.json`` describes; every number in it comes from the rest of the analysis. Tables
 are columns of equal length (``pandas.DataFrame(report["results"])`` reads one), so that 100,000 results stay small.
-Devices are numbered: ``place`` is an index into ``places``, ``run`` one into ``runs``, ``config`` one into ``configs``.
-Numbers are rounded to six significant digits.
+``place`` is an index into ``places`` (the device that was measured last comes first), ``run`` one into ``runs``,
+``config`` one into ``configs``. Numbers are rounded to six significant digits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def of(frame: Frame) -> dict[str, Any]:
     implementations = decision.implementations(made)
     roofs = roofline.ceilings(frame)
     where = [tuple(map(_plain, key)) for key in zip(*(made[name] for name in PLACE), strict=True)]
-    numbers = {key: i for i, key in enumerate(dict.fromkeys(where))}
+    numbers = _order(where, made["run"])
     made = made.assign(place=[numbers[key] for key in where])
     runs, stacks = _runs(frame), _Stacks(frame)
     places = [
@@ -86,6 +86,14 @@ def of(frame: Frame) -> dict[str, Any]:
         "runs": runs,
         "stacks": stacks.listed,
     }
+
+
+def _order(where: Sequence[tuple[Any, ...]], runs: Iterable[str]) -> dict[tuple[Any, ...], int]:
+    """The places' numbers: the one that was measured last comes first, which is mostly the machine at hand."""
+    last: dict[tuple[Any, ...], str] = {}
+    for key, run in zip(where, runs, strict=True):
+        last[key] = max(last.get(key, ""), run)
+    return {key: i for i, key in enumerate(sorted(last, key=last.__getitem__, reverse=True))}
 
 
 def _version() -> str:

@@ -11,12 +11,13 @@ import base64
 import gzip
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from analysis.report import words
 
@@ -24,8 +25,8 @@ _TEMPLATES = files("analysis.report") / "templates"
 #: How many rows the static tables show; everything is in the report's data.
 MOST_LEAVING = 12
 MOST_PROBLEMS = 200
-#: The interval graphics span speedups from 1/4 to 4, logarithmically.
-_SPAN = math.log(4)
+#: What the logarithmic axis of the interval graphics may reach: 1.21, for example, from 1/1.21 to 1.21.
+REACHES = (1.21, 4.0, 16.0)
 
 
 def render(report: Mapping[str, Any], data: bytes) -> bytes:
@@ -37,7 +38,7 @@ def render(report: Mapping[str, Any], data: bytes) -> bytes:
     environment.globals.update(
         {name: getattr(words, name) for name in ("count", "duration", "factor", "figure", "interval", "listed")},
         scaled=words.scaled, percent=words.percent, size=words.size, calls=words.calls,
-        span=_span, flat=_flat, ANSWERS=words.ANSWERS,
+        span=_span, axis=_axis, flat=_flat, ANSWERS=words.ANSWERS,
     )  # fmt: skip
     text = environment.get_template("page.html.j2").render(
         report=report,
@@ -57,10 +58,8 @@ def _source(name: str) -> str:
     return (_TEMPLATES / name).read_text()
 
 
-def _asset(name: str) -> Any:
+def _asset(name: str) -> Markup:
     """Our own style or script, which must not be escaped."""
-    from markupsafe import Markup
-
     return Markup(_source(name))
 
 
@@ -91,9 +90,13 @@ def _places(report: Mapping[str, Any]) -> list[dict[str, Any]]:
             place
             | {
                 "number": number,
+                "same_machine": next(
+                    (i for i in range(number) if report["places"][i]["facts"] == place["facts"]), None
+                ),
                 "title": words.place(place),
                 "summaries": words.summaries(decisions[number], report["method"]["practical"]),
                 "leave": leave[:MOST_LEAVING],
+                "reach": _reach(leave[:MOST_LEAVING]),
                 "leave_left_out": max(0, len(leave) - MOST_LEAVING),
                 "implementations": _by_merit(implementations[number]),
             }
@@ -112,11 +115,32 @@ def _by_merit(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=key)
 
 
-def _span(speedup: float | None) -> str:
+def _reach(leave: Sequence[Mapping[str, Any]]) -> float:
+    """How far the interval graphics' axis reaches, either way from 1: the least that shows nearly all of them."""
+    ends = sorted(abs(math.log(d[name])) for d in leave for name in ("speedup_low", "speedup_high") if d[name])
+    most = ends[int(0.9 * (len(ends) - 1))] if ends else 0.0
+    return next((reach for reach in REACHES if most <= math.log(reach)), REACHES[-1])
+
+
+def _span(speedup: float | None, reach: float) -> str:
     """Where a speedup lies on the interval graphics' axis, as a CSS percentage."""
     if speedup is None:
         return "50%"
-    return f"{100 * min(1.0, max(0.0, 0.5 + 0.5 * math.log(speedup) / _SPAN)):.2f}%"
+    return f"{100 * min(1.0, max(0.0, 0.5 + 0.5 * math.log(speedup) / math.log(reach))):.2f}%"
+
+
+def _axis(reach: float) -> list[str]:
+    """The labels of that axis: its two ends and its middle."""
+    return [f"{end:.2g}" for end in (1 / reach, 1.0, reach)]
+
+
+#: How a fact whose name ends so is written.
+_UNITS: dict[str, Callable[[float], str]] = {
+    "_bytes": words.size,
+    "_bytes_per_s": lambda value: words.scaled(value, "B/s"),
+    "_hz": lambda value: words.scaled(value, "Hz"),
+    "_w": lambda value: words.scaled(value, "W"),
+}
 
 
 def _flat(facts: Any) -> list[tuple[str, str]]:
@@ -125,17 +149,22 @@ def _flat(facts: Any) -> list[tuple[str, str]]:
         return []
     pairs = []
     for name, value in facts.items():
-        label = str(name).removesuffix("_bytes").replace("_", " ")
+        end = next((end for end in _UNITS if str(name).endswith(end)), "")
+        label = str(name).removesuffix(end).replace("_", " ")
         if value is None or value == [] or value == {}:
             continue
-        if str(name).endswith("_bytes") and isinstance(value, int | float):
-            pairs.append((label, words.size(value)))
+        if end and isinstance(value, int | float):
+            pairs.append((label, _UNITS[end](value)))
         elif name == "caches" and isinstance(value, Sequence) and all(isinstance(v, Mapping) for v in value):
             pairs += [(f"L{c.get('level')} {c.get('kind')}", _cache(c)) for c in value]
         elif isinstance(value, str | int | float):
             pairs.append((label, str(value)))
         elif isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
             pairs.append((label, ", ".join(map(str, value))))
+        elif isinstance(value, Mapping):
+            pairs += [(f"{label} {inner}", text) for inner, text in _flat(value)]
+        elif isinstance(value, list) and all(isinstance(v, Mapping) for v in value):
+            pairs += [(f"{label} {inner}", text) for v in value for inner, text in _flat(v)]
         else:
             pairs.append((label, json.dumps(value)))
     return pairs

@@ -82,14 +82,19 @@ def percent(share: float | None) -> str:
     return MISSING if share is None else f"{figure(100 * share, 2 if abs(share) < 0.995 else 3)} %"
 
 
+def _times(value: float) -> str:
+    """A ratio: to three decimals where it is near 1."""
+    return f"{value:.3f}" if 0.9 < value < 1.1 else figure(value)
+
+
 def factor(value: float | None) -> str:
     """How many times."""
-    return MISSING if value is None else f"{figure(value)}{TIMES}"
+    return MISSING if value is None else f"{_times(value)}{TIMES}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """The two ends of an interval."""
-    return "" if low is None or high is None else f"[{figure(low)}, {figure(high)}]"
+    """The two ends of a ratio's interval."""
+    return "" if low is None or high is None else f"[{_times(low)}, {_times(high)}]"
 
 
 def calls(value: float | None) -> str:
@@ -164,6 +169,10 @@ def _sentences(of: Sequence[Row], answers: Mapping[str, int], baseline: str | No
         sentences.append(
             f"Leave {baseline} in {len(left)} of {count(compared, 'case')}, for {who}: {gains} as fast{middle}."
         )
+    elif compared and answers.get("undecided", 0) == compared:
+        sentences.append(
+            f"Undecided in {count(compared, 'case')}: nothing is faster than {baseline} for certain. Measure more."
+        )
     elif compared:
         sentences.append(f"Keep {baseline}: nothing measured is faster for certain in {count(compared, 'case')}.")
     rest = {
@@ -171,7 +180,7 @@ def _sentences(of: Sequence[Row], answers: Mapping[str, int], baseline: str | No
         "stay": "nothing is faster in {}",
         "undecided": "{} undecided",
     }
-    parts = [text.format(answers[answer]) for answer, text in rest.items() if answer in answers]
+    parts = [text.format(answers[name]) for name, text in rest.items() if 0 < answers.get(name, 0) < compared]
     if parts:
         sentences.append(_capital(", ".join(parts)) + ".")
     lost = sum(answers.get(a, 0) for a in ("uncompared", "alone", "no baseline", "nothing"))
@@ -181,7 +190,8 @@ def _sentences(of: Sequence[Row], answers: Mapping[str, int], baseline: str | No
     if shares:
         reach = percent(shares[0]) if len(shares) == 1 else f"{percent(shares[0])} to {percent(shares[-1])}"
         middle = f" (median {percent(median(shares))})" if len(shares) > 2 else ""
-        sentences.append(f"What then runs reaches {reach}{middle} of what the measured ceilings allow.")
+        verb = "The choice reaches" if len(shares) == 1 else "The choices reach"
+        sentences.append(f"{verb} {reach}{middle} of what the measured ceilings allow.")
     return sentences
 
 

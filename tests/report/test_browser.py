@@ -262,11 +262,12 @@ def test_devices_are_shown_one_at_a_time(browser, full, write):
     full.ceilings(run="r2")
     full.paired(CASE, {"xla.jit": 1.5}, rounds=12, run="r2")
     one = Opened(browser, write(full))
-    one.page.locator("#filters [name=place]").select_option(index=1)
     playwright.expect(one.page.locator("#shown")).to_have_text("9 of 9 results, 8 of 8 cases")
     assert "slower" in one.page.locator("#table tbody").first.inner_text()
-    one.page.locator("#answer a.explore").first.click()
+    one.page.locator("#filters [name=place]").select_option(index=1)
     playwright.expect(one.page.locator("#shown")).to_have_text("26 of 26 results, 12 of 12 cases")
+    one.page.locator("#answer a.explore").first.click()
+    playwright.expect(one.page.locator("#shown")).to_have_text("9 of 9 results, 8 of 8 cases")
     assert one.troubles == []
 
 
@@ -293,6 +294,43 @@ def test_it_fits_a_narrow_window_and_prints(browser, full, write):
     for hidden in ("#filters", "header nav", "#theme"):
         assert not one.page.locator(hidden).is_visible()
     assert one.page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
+    assert one.troubles == []
+
+
+def test_figures_fit_the_window_and_the_paper(browser, full, write):
+    one = Opened(browser, write(full))
+    figure = one.figure("f32")
+    widths = "figure => [figure.figure.plot._fullLayout.width, figure.figure.plot.clientWidth]"
+    drawn, frame = figure.evaluate(widths)
+    assert drawn == frame > 900
+    on_paper = one.page.evaluate("""() => {
+        const measured = new Promise((done) => addEventListener("beforeprint", () => setTimeout(() =>
+            done([...document.querySelectorAll("#rooflines .plot")].map((p) => [p._fullLayout.width, p.clientWidth])))));
+        dispatchEvent(new Event("beforeprint"));
+        return measured;
+    }""")
+    assert on_paper and all(drawn == frame < 500 for drawn, frame in on_paper)
+    one.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    one.page.set_viewport_size({"width": 700, "height": 900})
+    one.page.wait_for_function("figure => figure.figure.plot._fullLayout.width < 700", arg=figure.element_handle())
+    drawn, frame = figure.evaluate(widths)
+    assert drawn == frame > 500
+    assert one.troubles == []
+
+
+def test_a_series_of_many_sizes_is_drawn_evenly_spread(browser, records, write):
+    for m in range(1, 801):
+        for impl in ("xla.jit", "tvm.a"):
+            records.result(f"gemm:{m}x64x64:f32", impl, [10.0 + m] * 6, samples=1)
+    one = Opened(browser, write(records))
+    figure = one.figure("GEMM", "#series")
+    said = figure.locator("p.said").inner_text()
+    assert said.startswith("M (rows of A): 800 from 1 to 800. 2 implementations;")
+    sizes = figure.evaluate("figure => figure.figure.plot.data[0].x")
+    assert f"{len(sizes)} of the sizes are drawn" in said
+    # Small sizes are far apart on a logarithmic axis, and all of them remain.
+    assert 200 < len(sizes) <= 600 and sizes[:20] == list(range(1, 21)) and sizes[-1] > 790
+    assert figure.locator(".xtick text").count() <= 30
     assert one.troubles == []
 
 

@@ -186,17 +186,20 @@ def test_one_implementation_only(records, write):
     assert [d["answer"] for d in made.rows("decisions")] == ["no baseline"]
 
 
-def test_several_machines_are_kept_apart(full, write):
+def test_several_machines_are_kept_apart_and_the_one_measured_last_comes_first(full, write):
     full.run("r2", machine="node", kind="cuda")
     full.result(CASE, "cublas.default", [10.0] * 8, run="r2", regime="burst", method="cupti")
     made = write(full)
     valid(made.json)
-    assert [p["machine"] for p in made.json["places"]] == ["box", "node"]
+    assert [p["machine"] for p in made.json["places"]] == ["node", "box"]
+    assert made.html.index("node, 2 threads, burst") < made.html.index("box, 2 threads, warm")
+    assert made.markdown.index("## node") < made.markdown.index("## box")
     assert "never across" in notes(made)
     assert "node's device (node, 2 threads, burst): No ceilings were measured" in notes(made)
     assert {(r["place"], r["impl"]) for r in made.rows("results") if r["impl"] == "cublas.default"} == {
-        (1, "cublas.default")
+        (0, "cublas.default")
     }
+    assert {d["place"] for d in made.rows("decisions") if d["choice"] == "xla.jit"} == {1}
 
 
 def test_mixed_schema_shows_what_can_be_read(full, tmp_path, write):

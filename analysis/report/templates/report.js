@@ -43,7 +43,8 @@
   const duration = (s) => (s == null ? "" : s === 0 ? "0 s" : scaled(s, "s", [[1, ""], [1e-3, "m"], [1e-6, "\u00b5"], [1e-9, "n"]]));
   const bytes = (n) => (n == null ? "" : scaled(n, "B", [[2 ** 40, "Ti"], [2 ** 30, "Gi"], [2 ** 20, "Mi"], [2 ** 10, "Ki"], [1, ""]]));
   const percent = (share) => (share == null ? "" : `${figure(100 * share, Math.abs(share) < 0.995 ? 2 : 3)} %`);
-  const interval = (low, high) => (low == null ? "" : `[${figure(low)}, ${figure(high)}]`);
+  const times = (value) => (value > 0.9 && value < 1.1 ? value.toFixed(3) : figure(value));
+  const interval = (low, high) => (low == null ? "" : `[${times(low)}, ${times(high)}]`);
   const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
   // -- the data --------------------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@
   const COLUMNS = [
     ["implementation", null], ["time", (r) => R.time_us[r], "number"], ["rate", (r) => R.tflop_per_s[r] ?? R.gb_per_s[r], "number"],
     ["", null, "graphic"], ["speedup and its 95 % interval", (r) => (R.verdict[r] === "baseline" ? 1 : speedup(r)), "number"], ["verdict", null],
-    ["of the limit", (r) => R.sol_fraction[r], "number"], ["bound by, class", (r) => R.bound_by[r]], ["error / tol.", (r) => R.error_worst[r], "number"],
+    ["of the limit", (r) => R.sol_fraction[r], "number"], ["bound by", (r) => R.bound_by[r]], ["error / tol.", (r) => R.error_worst[r], "number"],
     ["prepare", (r) => R.prepare_s[r], "number"], ["first call", (r) => R.first_call_s[r], "number"], ["peak memory", (r) => R.peak_memory_bytes[r], "number"],
   ];
   const PER_PAGE = 25;
@@ -157,7 +158,7 @@
   const paging = { page: 0, per: PER_PAGE };
   let shown = [];
 
-  const axis = make("span", { class: "axis", "aria-hidden": "true" }, ...["\u00bc", "\u00bd", "1", "2", "4"].map((t) => make("i", {}, t)));
+  const axis = make("span", { class: "axis", "aria-hidden": "true" });
   const heads = COLUMNS.map(([name, value, kind], i) => make("th", { scope: "col", class: `${kind ?? ""}${value ? " sortable" : ""}`, onclick: value && (() => sort(i)) },
     kind === "graphic" ? make("span", { class: "hidden" }, "speedup, drawn") : name, kind === "graphic" ? axis : null,
     value ? make("button", { type: "button", "aria-label": `sort by ${name}` }) : null));
@@ -184,7 +185,16 @@
     return inner.sort((a, b) => compare(value(a.rows[0]), value(b.rows[0])));
   }
 
-  const at = (value) => `${(100 * Math.min(1, Math.max(0, 0.5 + 0.5 * Math.log(value) / Math.log(4)))).toFixed(2)}%`;
+  // The axis of the interval graphics reaches as far from 1 as shows nearly all of the device's intervals.
+  let reach;
+  function rescale() {
+    const ends = [];
+    for (const { rows } of groups[place].values()) for (const row of rows) if (R.ratio[row] != null) ends.push(Math.abs(Math.log(R.ratio_low[row])), Math.abs(Math.log(R.ratio_high[row])));
+    const most = Math.exp(ends.sort((a, b) => a - b)[Math.floor(0.9 * (ends.length - 1))] ?? 0);
+    reach = [1.21, 4, 16].find((one) => most <= one) ?? 16;
+    axis.replaceChildren(...[1 / reach, 1, reach].map((end) => make("i", {}, String(Number(end.toPrecision(2))))));
+  }
+  const at = (value) => `${(100 * Math.min(1, Math.max(0, 0.5 + (0.5 * Math.log(value)) / Math.log(reach)))).toFixed(2)}%`;
   function graphic(row) {
     if (R.ratio[row] == null) return "";
     const beyond = threshold(row);
@@ -207,11 +217,11 @@
       time == null ? "" : make("span", {}, duration(time * us), " ", small(`\u00b1${figure(50 * (R.time_high_us[row] - R.time_low_us[row]) / time, 2)} %`)),
       rate ? si(...rate) : "",
       graphic(row),
-      R.ratio[row] == null ? "" : make("span", {}, make("strong", {}, `${figure(speedup(row))}\u00d7`), ` ${interval(speedup(row, "_high"), speedup(row, "_low"))}`),
+      R.ratio[row] == null ? "" : make("span", {}, make("strong", {}, `${times(speedup(row))}\u00d7`), ` ${interval(speedup(row, "_high"), speedup(row, "_low"))}`),
       chip(state(row)),
       R.sol_fraction[row] == null ? "" : make("span", {}, percent(R.sol_fraction[row]),
         make("span", { class: R.sol_fraction[row] > 1 ? "share beyond" : "share", "aria-hidden": "true", "--at": `${Math.min(100, 100 * R.sol_fraction[row])}%` }, make("i"))),
-      R.bound_by[row] ? make("span", {}, R.bound_by[row], " ", small((R.class_ai[row] ?? "").replace("-bound", ""))) : "",
+      R.bound_by[row] ? make("span", {}, R.bound_by[row], R.class_ai[row] === `${R.bound_by[row]}-bound` ? null : small(` (${(R.class_ai[row] ?? "").replace("-bound", "")})`)) : "",
       R.error_worst[row] == null ? "" : figure(R.error_worst[row], 2),
       duration(R.prepare_s[row]), duration(R.first_call_s[row]), bytes(R.peak_memory_bytes[row]),
     ].map((cell, i) => (i === 0 ? cell : make("td", { class: COLUMNS[i][2] }, cell)));
@@ -285,9 +295,9 @@
     const flops = R.tflop_per_s[row] == null ? null : si(R.tflop_per_s[row] * 1e12, `${operations(R.dtype[row] ?? "")}/s`);
     const lines = [
       R.impl[row], R.case[row],
-      `${duration(R.time_us[row] * 1e-6)} ${interval(R.time_low_us[row] * 1e-6, R.time_high_us[row] * 1e-6) ? `[${duration(R.time_low_us[row] * 1e-6)}, ${duration(R.time_high_us[row] * 1e-6)}]` : ""}`,
+      `${duration(R.time_us[row] * 1e-6)} [${duration(R.time_low_us[row] * 1e-6)}, ${duration(R.time_high_us[row] * 1e-6)}]`,
       [flops, rate && rate[1] === "B/s" ? si(...rate) : null].filter(Boolean).join(", "),
-      R.ratio[row] == null ? (R.verdict[row] === "baseline" ? "the baseline" : "no ratio to the baseline") : `${figure(speedup(row))}\u00d7 ${interval(speedup(row, "_high"), speedup(row, "_low"))} of the baseline's speed: ${R.verdict[row]}`,
+      R.ratio[row] == null ? (R.verdict[row] === "baseline" ? "the baseline" : "no ratio to the baseline") : `${times(speedup(row))}\u00d7 ${interval(speedup(row, "_high"), speedup(row, "_low"))} of the baseline's speed: ${R.verdict[row]}`,
       R.sol_fraction[row] == null ? null : `${percent(R.sol_fraction[row])} of the limit (${R.sol_roof[row]})`,
       R.bound_by[row] == null ? null : `${R.class_ai[row]}, bound by ${R.bound_by[row]}`,
       versionsOf(row),
@@ -300,24 +310,24 @@
     return `<b>${impl}</b><br>${rest.join("<br>")}`;
   };
 
-  function layout(about) {
+  function layout({ entrywidth, ...about }) {
     const ink = colour("ink"), line = colour("line"), muted = colour("muted");
     const axis = { gridcolor: line, zeroline: false, linecolor: line, tickcolor: line, tickfont: { color: muted, size: 11 }, title: { font: { color: muted, size: 12 }, standoff: 6 }, minor: { showgrid: false } };
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: getComputedStyle(document.body).fontFamily, color: ink, size: 12 },
       margin: { l: 62, r: 18, t: 14, b: 46 }, hovermode: "closest", dragmode: "pan", showlegend: true,
-      legend: { orientation: "h", y: -0.16, x: 0, yanchor: "top", font: { size: 11 } },
       hoverlabel: { align: "left", bgcolor: colour("surface"), bordercolor: muted, font: { color: ink, size: 12 } },
-      ...about, xaxis: { ...axis, ...about.xaxis, title: { ...axis.title, ...about.xaxis.title } }, yaxis: { ...axis, ...about.yaxis, title: { ...axis.title, ...about.yaxis.title } },
+      ...about, legend: { orientation: "h", y: -0.16, x: 0, yanchor: "top", font: { size: 11 }, entrywidth }, xaxis: { ...axis, ...about.xaxis, title: { ...axis.title, ...about.xaxis.title } }, yaxis: { ...axis, ...about.yaxis, title: { ...axis.title, ...about.yaxis.title } },
     };
   }
   const CONFIG = { displaylogo: false, scrollZoom: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "toImage"], responsive: false };
-  const decades = (low, high) => {
-    const steps = high / low < 150 ? [1, 2, 5] : [1];
-    const values = [];
-    for (let e = Math.floor(Math.log10(low)) - 1; e <= Math.ceil(Math.log10(high)) + 1; e++) values.push(...steps.map((step) => step * 10 ** e));
-    return values;
-  };
+  // Ticks of a logarithmic axis: powers of ten, and more between them where there are few.
+  function ticks(low, high, unit = (value) => si(value, "").trim()) {
+    const steps = high / low < 8 ? [1, 1.5, 2, 3, 4, 5, 7] : high / low < 150 ? [1, 2, 5] : [1];
+    const tickvals = [];
+    for (let e = Math.floor(Math.log10(low)) - 1; e <= Math.ceil(Math.log10(high)) + 1; e++) tickvals.push(...steps.map((step) => step * 10 ** e));
+    return { tickvals, ticktext: tickvals.map((value) => unit(Number(value.toPrecision(2))).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "")) };
+  }
 
   // A figure is drawn when it comes near the window, and again when what it shows has changed.
   class Figure {
@@ -350,7 +360,9 @@
       const { traces, layout, config } = this.drawOf(this.rows, this.plot);
       this.points = traces.flatMap((trace, curve) => (trace.rows ?? []).map((row, point) => ({ row, curve, point, x: trace.x[point], y: trace.y[point] }))).sort((a, b) => a.x - b.x || a.y - b.y);
       this.cursor = -1;
-      await Plotly.react(this.plot, traces, layout, { ...CONFIG, ...config });
+      // Plotly measures its frame only once.
+      const size = { width: this.plot.clientWidth, height: this.plot.clientHeight };
+      await Plotly.react(this.plot, traces, { ...layout, ...size }, { ...CONFIG, ...config });
       this.said.textContent = this.describe(this.rows, this.points.length);
       this.plot.setAttribute("aria-label", `${this.caption.textContent}. ${this.said.textContent} Left and right arrow keys step through the points.`);
       if (this.details.open) this.tabulate();
@@ -397,6 +409,17 @@
     const left = [...kept.values()];
     return left.length <= MOST_POINTS ? left : left.filter((row) => Math.imul(row, 2654435761) >>> 0 < (2 ** 32 * MOST_POINTS) / left.length);
   }
+  // At most so many of ascending sizes: the first of each of so many equal parts of the logarithmic axis.
+  function spread(sizes, most) {
+    if (sizes.length <= most) return new Set(sizes);
+    const [low, high] = [Math.log(sizes[0]), Math.log(sizes.at(-1))];
+    const kept = new Map();
+    for (const size of sizes) {
+      const part = Math.min(most - 1, Math.floor((most * (Math.log(size) - low)) / (high - low)));
+      if (!kept.has(part)) kept.set(part, size);
+    }
+    return new Set(kept.values());
+  }
   function byImpl(rows) {
     const found = new Map();
     for (const row of rows) found.has(R.impl[row]) ? found.get(R.impl[row]).push(row) : found.set(R.impl[row], [row]);
@@ -421,7 +444,9 @@
       const traces = [], annotations = [];
       const veil = { bgcolor: faded(colour("surface"), 0.8), borderpad: 1 };
       // The legend takes as many lines as it needs; the frame keeps its height.
-      const legend = 19 * Math.ceil(byImpl(drawn).length / Math.max(1, Math.floor(box.clientWidth / 185)));
+      const names = byImpl(drawn).map(([impl]) => impl);
+      const entrywidth = Math.min(260, 8 + 5.8 * Math.max(0, ...names.map((name) => name.length)));
+      const legend = 19 * Math.ceil(names.length / Math.max(1, Math.floor((box.clientWidth - 80) / (entrywidth + 45))));
       box.style.height = `${(box.clientWidth < 500 ? 330 : 390) + legend}px`;
       const [wide, high] = [box.clientWidth - 80, box.clientHeight - 70 - legend];
       const px = wide / Math.log10(x[1] / x[0]), py = high / Math.log10(y[1] / y[0]); // pixels per decade
@@ -453,20 +478,20 @@
       }
       // Exponentials bound a case by its operations per exponential, which head size sets.
       const exp = Math.max(0, ...Object.values(roofs?.exp_rates ?? {}));
-      const each = new Set(all.map((row) => work(R.case[row])).filter((of) => of?.exps).map((of) => Number((of.flops / of.exps).toPrecision(2))));
+      const each = new Set(all.map((row) => work(R.case[row])).filter((of) => of?.exps).map((of) => Number((of.flops / of.exps).toPrecision(3))));
       if (exp) [...each].sort((a, b) => a - b).slice(0, 3).forEach((per) => {
         if (exp * per > y[1]) return;
         line([x[0], x[1]], [exp * per, exp * per], "exp", "dash", 1);
-        note(x[1], exp * per, `exp, at ${figure(per, 2)} ${unit} each`, { xanchor: "right", yanchor: "top", yshift: -2, ...veil });
+        note(x[0], exp * per, `exp, at ${figure(per)} ${unit} each`, { xshift: 4, yshift: 1, ...veil });
       });
       for (const [impl, of] of byImpl(drawn)) {
         const { colour: tone, symbol } = look(impl);
         traces.push({ type: "scatter", mode: "markers", name: plain(impl), rows: of, x: of.map((row) => R.intensity[row]), y: of.map(flops), text: of.map(label), hovertemplate: "%{text}<extra></extra>",
           marker: { color: faded(tone, 0.85), symbol, size: drawn.length > 600 ? 6 : 9, line: { color: colour("surface"), width: drawn.length > 600 ? 0 : 1 } } });
       }
-      return { traces, layout: layout({ annotations,
-        xaxis: { type: "log", range: x.map(Math.log10), title: { text: `${unit} per byte moved by design` }, tickvals: decades(...x), exponentformat: "SI" },
-        yaxis: { type: "log", range: y.map(Math.log10), title: { text: `${unit}/s` }, tickvals: decades(...y), exponentformat: "SI" } }) };
+      return { traces, layout: layout({ annotations, entrywidth,
+        xaxis: { type: "log", range: x.map(Math.log10), title: { text: `${unit} per byte moved by design` }, ...ticks(...x, (value) => figure(value, 2)) },
+        yaxis: { type: "log", range: y.map(Math.log10), title: { text: `${unit}/s` }, ...ticks(...y) } }) };
     };
     const describe = (all, drawn) => {
       const shares = all.map((row) => R.sol_fraction[row]).filter((share) => share != null).sort((a, b) => a - b);
@@ -484,7 +509,7 @@
 
   const METRICS = {
     rate: { title: (unit) => `${unit}/s`, value: flops, low: (r) => (flops(r) * R.time_us[r]) / R.time_high_us[r], high: (r) => (flops(r) * R.time_us[r]) / R.time_low_us[r] },
-    time: { title: () => "s", value: (r) => R.time_us[r] * 1e-6, low: (r) => R.time_low_us[r] * 1e-6, high: (r) => R.time_high_us[r] * 1e-6 },
+    time: { title: () => "time of a call", value: (r) => R.time_us[r] * 1e-6, low: (r) => R.time_low_us[r] * 1e-6, high: (r) => R.time_high_us[r] * 1e-6 },
     speedup: { title: () => "speedup over the baseline", value: (r) => (R.verdict[r] === "baseline" ? 1 : speedup(r)), low: (r) => speedup(r, "_high"), high: (r) => speedup(r, "_low") },
     "of the limit": { title: () => "% of what the ceilings allow", value: (r) => (R.sol_fraction[r] == null ? null : 100 * R.sol_fraction[r]), low: () => null, high: () => null },
   };
@@ -499,10 +524,12 @@
       const of = field("stack").value;
       return one().case.flatMap((name) => groups[place].get(name)?.rows ?? []).filter((row) => R.time_us[row] != null && (!of || stack(R.impl[row]) === of));
     };
-    const draw = (all) => {
+    const draw = (all, box) => {
       const unit = operations(R.dtype[all[0]] ?? "");
       const { title, value, low, high } = METRICS[metric.value];
-      const traces = byImpl(all.filter((row) => value(row) != null)).map(([impl, of]) => {
+      const sampled = spread(one().size, Math.max(16, Math.floor(MOST_POINTS / byImpl(all).length)));
+      const drawn = all.filter((row) => value(row) != null && sampled.has(sizes.get(R.case[row])));
+      const traces = byImpl(drawn).map(([impl, of]) => {
         const { colour: tone, symbol } = look(impl);
         of.sort((a, b) => sizes.get(R.case[a]) - sizes.get(R.case[b]));
         const [y, lows, highs] = [value, low, high].map((f) => of.map(f));
@@ -512,20 +539,26 @@
       });
       if (metric.value === "rate" || metric.value === "time") {
         const limits = one().case.map((name) => (groups[place].get(name)?.rows ?? []).find((row) => R.sol_fraction[row] != null));
-        const known = limits.filter((row) => row !== undefined);
+        const known = limits.filter((row) => row !== undefined && sampled.has(sizes.get(R.case[row])));
         if (known.length > 1) traces.push({ type: "scatter", mode: "lines", name: "what the ceilings allow", x: known.map((row) => sizes.get(R.case[row])),
           y: known.map((row) => (metric.value === "rate" ? flops(row) / R.sol_fraction[row] : R.time_us[row] * 1e-6 * R.sol_fraction[row])), line: { color: colour("ink"), dash: "dot", width: 1.5 }, hoverinfo: "skip" });
       }
       const log = metric.value === "rate" || metric.value === "time";
       const values = traces.flatMap((trace) => trace.y).filter((v) => v > 0);
-      const ticks = log && values.length ? { tickvals: decades(Math.min(...values), Math.max(...values)) } : {};
+      const scale = log && values.length ? ticks(Math.min(...values), Math.max(...values), metric.value === "time" ? duration : undefined) : {};
+      const tickvals = [...spread(one().size, Math.max(2, Math.floor((box.clientWidth - 80) / 45)))];
       return { traces, layout: layout({
-        xaxis: { type: "log", title: { text: plain(one().axis) }, tickvals: one().size, ticktext: one().size.map(String) },
-        yaxis: { type: log ? "log" : "linear", title: { text: title(unit) }, exponentformat: "SI", ...ticks, ...(log ? {} : { rangemode: "tozero" }) } }) };
+        xaxis: { type: "log", title: { text: plain(one().axis) }, tickvals, ticktext: tickvals.map(String) },
+        yaxis: { type: log ? "log" : "linear", title: { text: title(unit) }, ...scale, ...(log ? {} : { rangemode: "tozero" }) } }) };
     };
-    const describe = (all) => `${one().axis}: ${one().size.join(", ")}. ${count(byImpl(all).length, "implementation")}; the bars are 95 % intervals.`;
+    const describe = (all) => {
+      const { axis, size } = one();
+      const drawn = spread(size, Math.max(16, Math.floor(MOST_POINTS / byImpl(all).length))).size;
+      const which = size.length <= 16 ? size.join(", ") : `${size.length.toLocaleString("en")} from ${size[0]} to ${size.at(-1)}`;
+      return `${axis}: ${which}. ${count(byImpl(all).length, "implementation")}; the bars are 95 % intervals.${drawn < size.length ? ` ${drawn} of the sizes are drawn, evenly spread.` : ""}`;
+    };
     const columns = [["size", (row) => String(sizes.get(R.case[row]))], ["implementation", (row) => R.impl[row]], ["time", (row) => duration(R.time_us[row] * 1e-6)], ["rate", (row) => si(flops(row), `${operations(R.dtype[row] ?? "")}/s`)],
-      ["speedup", (row) => (R.ratio[row] == null ? "" : `${figure(speedup(row))} ${interval(speedup(row, "_high"), speedup(row, "_low"))}`)], ["of the limit", (row) => percent(R.sol_fraction[row])], ["verdict", state]];
+      ["speedup", (row) => (R.ratio[row] == null ? "" : `${times(speedup(row))} ${interval(speedup(row, "_high"), speedup(row, "_low"))}`)], ["of the limit", (row) => percent(R.sol_fraction[row])], ["verdict", state]];
     const made = new Figure($("series"), kind, { controls: [series, metric], rows, draw, columns, describe });
     for (const select of [series, metric]) select.addEventListener("change", () => made.invalidate());
     return made;
@@ -539,7 +572,7 @@
       const traces = Object.entries(curves).map(([name, curve], i) => ({ type: "scatter", mode: "lines+markers", name, x: curve.bytes, y: curve.bytes_per_s, text: curve.bytes.map((size, j) => `${plain(name)} of ${bytes(size)}: ${si(curve.bytes_per_s[j], "B/s")}`),
         hovertemplate: "%{text}<extra></extra>", line: { color: colour(`s${i}`), width: 1.75 }, marker: { size: 7, color: colour(`s${i}`) } }));
       const sizes = [...new Set(points.map((point) => point.size))].sort((a, b) => a - b);
-      return { traces, layout: layout({ xaxis: { type: "log", title: { text: "working set" }, tickvals: sizes.filter((s, i) => !i || s / sizes[i - 1] > 3), ticktext: sizes.filter((s, i) => !i || s / sizes[i - 1] > 3).map(bytes) }, yaxis: { type: "log", title: { text: "B/s" }, exponentformat: "SI", tickvals: decades(Math.min(...points.map((p) => p.rate)), Math.max(...points.map((p) => p.rate))) } }) };
+      return { traces, layout: layout({ xaxis: { type: "log", title: { text: "working set" }, tickvals: sizes.filter((s, i) => !i || s / sizes[i - 1] > 3), ticktext: sizes.filter((s, i) => !i || s / sizes[i - 1] > 3).map(bytes) }, yaxis: { type: "log", title: { text: "B/s" }, ...ticks(Math.min(...points.map((p) => p.rate)), Math.max(...points.map((p) => p.rate))) } }) };
     };
     const columns = [["probe", (p) => p.name], ["working set", (p) => bytes(p.size)], ["bandwidth", (p) => si(p.rate, "B/s")]];
     return new Figure(parent, "Bandwidth over working set", { rows: () => points, draw, columns, describe: () => `${count(points.length, "probe")}; between them the analysis interpolates log-log.` });
@@ -555,6 +588,7 @@
     place = number;
     field("place").value = String(number);
     offer();
+    rescale();
     forget("rooflines");
     forget("series");
     const dtypes = new Set();
@@ -618,18 +652,25 @@
   $("theme").addEventListener("click", () => { root.dataset.theme = theme() === "dark" ? "light" : "dark"; themed(); });
   dark.addEventListener("change", themed);
 
-  // Paper holds more than a page of the table, and figures that nobody has scrolled to.
+  // Paper holds more than a page of the table, and figures that nobody has scrolled to; two stand side by side.
+  function paper(on) {
+    for (const figure of figures()) {
+      figure.plot.style.width = on ? "496px" : "";
+      figure.stale = true;
+      if (on || figure.near) figure.draw();
+    }
+  }
   addEventListener("beforeprint", () => {
     document.querySelectorAll("details").forEach((details) => { if (!details.open && !details.closest("figure")) { details.open = true; details.dataset.forPrint = ""; } });
     paging.per = PRINTED;
     drawTable();
-    if (window.Plotly) for (const figure of figures()) { const box = figure.plot; if (box.data) window.Plotly.relayout(box, { width: 490, height: 300 }); }
+    paper(true);
   });
   addEventListener("afterprint", () => {
     document.querySelectorAll("details[data-for-print]").forEach((details) => { details.open = false; delete details.dataset.forPrint; });
     paging.per = PER_PAGE;
     drawTable();
-    figures().forEach((figure) => figure.invalidate());
+    paper(false);
   });
 
   if (R.case.length) {
@@ -642,4 +683,5 @@
   document.querySelectorAll(".curve").forEach(curveFigure);
   themed();
   root.dataset.ready = "";
+  requestIdleCallback?.(loaded);
 })();
