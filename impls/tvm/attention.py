@@ -16,6 +16,9 @@ from impls.workloads.dtypes import dtype
 if TYPE_CHECKING:
     import tvm
 
+# What threads hold of blocks in flight, in all: less than half a megabyte each.
+_THREADS_BYTES = 32 << 20
+
 
 def _refuses_dtype(case: Attention) -> str | None:
     if case.dtype == "tf32":
@@ -46,9 +49,9 @@ class TensorIR(Implementation):
         return case.compulsory_bytes() + 2 * self._packed_bytes(case)
 
     def workspace_bytes(self, case: Case) -> int:
-        """K and V packed; a thread's blocks of scores and sums are small beside them."""
+        """K and V packed; and each thread's blocks of scores and sums."""
         assert isinstance(case, Attention)
-        return self._packed_bytes(case) + (32 << 20)
+        return self._packed_bytes(case) + _THREADS_BYTES
 
     def prepare(self, case: Case, device: Device) -> Program:
         """Compiles the function."""
@@ -146,7 +149,7 @@ class Relax(Implementation):
     def workspace_bytes(self, case: Case) -> int:
         """Matrices of scores, one of them packed as well, and the copies between layouts."""
         assert isinstance(case, Attention)
-        return self._scores_bytes(case) * 2 + 3 * case.total_bytes() + (32 << 20)
+        return self._scores_bytes(case) * 2 + 3 * case.total_bytes() + _THREADS_BYTES
 
     def prepare(self, case: Case, device: Device) -> Program:
         """Fuses, schedules and compiles the graph."""

@@ -28,10 +28,16 @@ if TYPE_CHECKING:
 # Bytes that a packed element takes: words of 32 bits hold one f32 (f16 raised), two bf16 or four i8. Without the
 # instructions bf16 and i8 take 4, which the device decides and the memory plan does not know: the larger counts.
 _PACKED_BYTES = 4
+# What threads hold of packed B (half an L2 each) and of sums in flight, in all: enough for some dozens of them.
+_THREADS_BYTES = 32 << 20
+# TVM's code takes every argument to begin at a multiple of this.
+_ALIGNMENT = 64
 
 
 class TensorIR(Implementation):
-    """The packed product of ``kernels/product``, scheduled by hand for the case's sizes."""
+    """The packed product of ``kernels/product``, scheduled by hand for the case's sizes; or, of up to 16 rows with both
+    operands along K, the one of ``kernels/dot``, which packs nothing.
+    """
 
     name: ClassVar[str] = "tvm.tensorir"
     workload: ClassVar[str] = "gemm"
@@ -46,14 +52,17 @@ class TensorIR(Implementation):
         return _refuses_dtype(case)
 
     def traffic_bytes(self, case: Case) -> int:
-        """Compulsory bytes, and A packed: written and read. B's packed blocks stay in the cache."""
+        """Compulsory bytes, and A packed: written and read. B's packed blocks stay in the cache.
+
+        Whether few rows are packed depends on the CPU; they hardly count.
+        """
         assert isinstance(case, Gemm)
         return case.compulsory_bytes() + 2 * _packed_a(case)
 
     def workspace_bytes(self, case: Case) -> int:
-        """Packed A; a block of packed B and its sums for each thread are small beside it."""
+        """Packed A; and each thread's block of packed B and its sums."""
         assert isinstance(case, Gemm)
-        return _packed_a(case) + (32 << 20)
+        return _packed_a(case) + _THREADS_BYTES
 
     def prepare(self, case: Case, device: Device) -> Program:
         """Schedules and compiles the case."""
@@ -89,7 +98,7 @@ class Symbolic(Implementation):
     def workspace_bytes(self, case: Case) -> int:
         """As ``TensorIR``'s."""
         assert isinstance(case, Gemm)
-        return _packed_a(case) + (32 << 20)
+        return _packed_a(case) + _THREADS_BYTES
 
     def prepare(self, case: Case, device: Device) -> Program:
         """Compiles, where no earlier case of this worker has done so."""
@@ -155,7 +164,7 @@ class Relax(Implementation):
     def workspace_bytes(self, case: Case) -> int:
         """As ``TensorIR``'s, and a second output: the virtual machine allocates a new one while the last is held."""
         assert isinstance(case, Gemm)
-        return _packed_a(case) + (32 << 20) + sum(spec.nbytes for spec in case.output_specs().values())
+        return _packed_a(case) + _THREADS_BYTES + sum(spec.nbytes for spec in case.output_specs().values())
 
     def prepare(self, case: Case, device: Device) -> Program:
         """Fuses, schedules and compiles the graph."""
@@ -164,9 +173,6 @@ class Relax(Implementation):
         from impls.tvm.kernels.relaxed import RelaxProgram
 
         return RelaxProgram(case, graphs.gemm(case), device)
-
-
-_ALIGNMENT = 64
 
 
 def _refuses_dtype(case: Gemm) -> str | None:
