@@ -22,13 +22,14 @@ A file holds any number of these, in any order::
     [[model]]                                                # cases derived from a model's public configuration,
     ...                                                      # under the [serving] table: see models.py
 
-A case that is named twice is measured once, with both reasons and all tags.
+Cases run in the order of the file. One that is named twice is measured once, with both reasons and all tags.
 """
 
 from __future__ import annotations
 
 import difflib
 import itertools
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from impls.workloads.base import Case, CaseError, parse_case
 
 FOLDER = Path(__file__).parent.parent / "cases"
 REGIMES = ("burst", "sustained")
+_KINDS = ("case", "sweep", "model")
+_HEADER = re.compile(r"^[ \t]*\[\[[ \t]*(case|sweep|model)[ \t]*\]\]", re.MULTILINE)
 # More is a slip of a sweep, and would take days.
 _MOST = 20_000
 
@@ -81,7 +84,7 @@ def load(spec: str) -> list[Entry]:
         CaseFileError: no such file, not readable, malformed, or no case has all the tags.
     """
     path, tags = _locate(spec)
-    entries = _limited(path, _entries(path, _document(path)))
+    entries = _limited(path, _entries(path, *_document(path)))
     if not entries:
         raise CaseFileError(f'{path} holds no case. Add one: [[case]] with id = "gemm:512x512x512:f32".')
     # Tags are looked at before entries of the same shape become one: each tag belongs to one of its reasons.
@@ -109,9 +112,11 @@ def _locate(spec: str) -> tuple[Path, frozenset[str]]:
     )
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """What the file says, and the kinds of its tables in the order in which they stand there."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text), _HEADER.findall(text)
     except OSError as error:
         raise CaseFileError(f"Cannot read {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -120,26 +125,39 @@ def _document(path: Path) -> dict[str, Any]:
         raise CaseFileError(f"{path} is not valid TOML: {error}.") from error
 
 
-def _entries(path: Path, document: Mapping[str, Any]) -> Iterator[Entry]:
+def _entries(path: Path, document: Mapping[str, Any], headers: list[str]) -> Iterator[Entry]:
     where = str(path)
     common = {"about": str, "tags": list, "regimes": list}
     _check(where, document, common | {"case": list, "sweep": list, "model": list, "serving": dict})
-    for kind in ("case", "sweep", "model"):
-        for number, table in enumerate(document.get(kind, []), start=1):
-            if not isinstance(table, dict):
-                raise CaseFileError(f"{path}: write {kind} as tables, [[{kind}]].")
-            name = table.get("id", table.get("name"))
-            at = f"{path}, [[{kind}]] number {number}" + (f" ({name})" if isinstance(name, str) else "")
-            if kind == "model":
-                yield from _derived(at, document, table)
-                continue
-            keys = {"id": str, "why": str, "tags": list, "regimes": list}
-            _check(at, table, keys if kind == "case" else keys | {"over": dict})
-            if "id" not in table:
-                raise CaseFileError(f'{at} has no id. Write one such as id = "gemm:512x512x512:f32".')
-            for values in [{}] if kind == "case" else _combinations(at, table):
-                case_id, why = (_filled(at, table.get(key, ""), values) for key in ("id", "why"))
-                yield _entry(at, document, table, case_id, why)
+    for kind, number, table in _in_order(document, headers):
+        if not isinstance(table, dict):
+            raise CaseFileError(f"{path}: write {kind} as tables, [[{kind}]].")
+        name = table.get("id", table.get("name"))
+        at = f"{path}, [[{kind}]] number {number}" + (f" ({name})" if isinstance(name, str) else "")
+        if kind == "model":
+            yield from _derived(at, document, table)
+            continue
+        keys = {"id": str, "why": str, "tags": list, "regimes": list}
+        _check(at, table, keys if kind == "case" else keys | {"over": dict})
+        if "id" not in table:
+            raise CaseFileError(f'{at} has no id. Write one such as id = "gemm:512x512x512:f32".')
+        for values in [{}] if kind == "case" else _combinations(at, table):
+            case_id, why = (_filled(at, table.get(key, ""), values) for key in ("id", "why"))
+            yield _entry(at, document, table, case_id, why)
+
+
+def _in_order(document: Mapping[str, Any], headers: list[str]) -> Iterator[tuple[str, int, Any]]:
+    """(kind, number among its kind, table) as they stand in the file.
+
+    TOML keeps the order among tables of one kind only. Where the headers found in the text are not those of the
+    document (inline tables, a text that looks like a header), tables come kind by kind.
+    """
+    tables = {kind: list(enumerate(document.get(kind, []), start=1)) for kind in _KINDS}
+    if any(headers.count(kind) != len(tables[kind]) for kind in _KINDS):
+        headers = [kind for kind in _KINDS for _ in tables[kind]]
+    for kind in headers:
+        number, table = tables[kind].pop(0)
+        yield kind, number, table
 
 
 def _entry(

@@ -76,6 +76,30 @@ def test_a_user_s_file_works_the_same_way(tmp_path):
     assert entries[1].regimes == ("burst",)
 
 
+ORDER = """
+[[sweep]]
+id = "gemm:{n}x8x8:f32"
+over = { n = [3, 2] }
+[[case]]
+id = "gemm:1x8x8:f32"
+why = '''WHY'''
+[[sweep]]
+id = "gemm:{n}x8x8:f32"
+over = { n = [5] }
+[[case]]
+id = "gemm:4x8x8:f32"
+"""
+
+
+def test_cases_run_in_the_order_of_the_file(tmp_path):
+    assert [e.case.m for e in load(tmp_path, ORDER)] == [3, 2, 1, 5, 4]
+
+
+def test_where_a_text_looks_like_a_header_cases_come_kind_by_kind(tmp_path):
+    entries = load(tmp_path, ORDER.replace("WHY", "\n[[case]]\n"))
+    assert [e.case.m for e in entries] == [1, 4, 3, 2, 5]
+
+
 def test_a_case_named_twice_is_measured_once_with_both_reasons(tmp_path):
     (entry,) = load(
         tmp_path,

@@ -22,7 +22,7 @@ DENSE = {
 def llm():
     """Every entry of the file, before entries of the same shape become one."""
     path = cases.FOLDER / "llm.toml"
-    return list(cases._entries(path, cases._document(path)))
+    return list(cases._entries(path, *cases._document(path)))
 
 
 def tagged(entries, *tags):
