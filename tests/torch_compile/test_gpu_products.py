@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from functools import cache
+from pathlib import Path
+
 import pytest
 
+from benchmarks.engine import environments
 from impls.contract import Device
 from impls.torch_compile import gpu
 from impls.torch_compile.gemm import AotEager, MaxAutotuneTma
@@ -38,6 +44,33 @@ def test_refuses_in_a_sentence_what_torch_has_no_product_for(spec, told):
 )
 def test_takes_the_rest(spec):
     assert gpu.refusal(parse_case(f"gemm:{spec}")) is None
+
+
+TAKEN = (
+    *("256x512x512:bf16", "127x131x137:bf16:bias+gelu", "256x512x512:f16:residual", "256x256x256:tf32:tt"),
+    *("128x256x64:bf16:out=f32:bias+relu", "b3x128x64x96:bf16:nt:bias", "b3x128x64x96:f16:tn:out=f32"),
+    *("256x512x512:f8e4m3:nt:bias+gelu", "256x512x512:f8e4m3:nt:acc=fast:out=f32", "256x512x512:i8:nt:bias"),
+    *("g128+0+64+200x256x512:bf16:nt", "g128+0+64+200x256x512:bf16"),
+)
+TORCH_NAMES = {"bf16": "torch.bfloat16", "f16": "torch.float16", "f32": "torch.float32", "i32": "torch.int32"}
+
+
+@cache
+def products() -> dict[str, list]:
+    found = environments.find("torch_compile", "cpu")
+    if isinstance(found, environments.Missing):
+        pytest.skip(f"{found.reason} {found.remedy}")
+    command = [str(found.python), "-m", "tests.torch_compile.in_stack", *(f"gemm:{spec}" for spec in TAKEN)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env={**found.environ}, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("spec", TAKEN)
+def test_what_is_taken_comes_out_in_the_shape_and_dtype_of_c(spec):
+    c = parse_case(f"gemm:{spec}").output_specs()["C"]
+    assert products()[f"gemm:{spec}"] == [list(c.shape), TORCH_NAMES[c.dtype], True]
 
 
 @pytest.mark.parametrize(
