@@ -5,6 +5,7 @@ packages a dozen times. The stacks' environments are built from their locks by `
 are kept outside the clone.
 """
 
+import argparse
 import sys
 import tomllib
 from pathlib import Path
@@ -53,7 +54,8 @@ def environment(session: nox.Session, action: str, stack: str, family: str) -> N
 def compare(session: nox.Session) -> None:
     """Measure the quick cases in every stack: table, report, site. Arguments go to ``ridgemark compare``."""
     harness(session)
-    run(session, "ridgemark", "compare", *(session.posargs or ("--cases", "quick", "--budget", "3m")))
+    folder, others = arguments(session)
+    run(session, "ridgemark", "compare", "--out", folder, *(others or ("--cases", "quick", "--budget", "3m")))
     build_site(session)
 
 
@@ -85,7 +87,7 @@ def asv(session: nox.Session) -> None:
 
 @nox.session
 def publish(session: nox.Session) -> None:
-    """Build the site and the report from all records."""
+    """Build the site and the report from all records; ``-- --out DIR``: from those of another results folder."""
     harness(session)
     build_site(session)
 
@@ -98,11 +100,21 @@ def show(session: nox.Session) -> None:
     run(session, "python", "-m", "http.server", PORT, "--bind", "127.0.0.1", "--directory", "site")
 
 
+def arguments(session: nox.Session) -> tuple[str, list[str]]:
+    """The results folder, which ``--out`` names as in ``ridgemark compare``, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--out", default="results")
+    known, others = parser.parse_known_args(session.posargs)
+    return known.out, others
+
+
 def build_site(session: nox.Session) -> None:
     """The site, the report in it, and where things are. What has nothing to show says so (2) and stops nothing."""
-    run(session, "python", "-m", "benchmarks.tracking", "publish", codes=(0, 2))
-    run(session, "ridgemark", "report", "--out", "site/report", codes=(0, 2))
-    session.log("Table:  above, and again with .nox/harness/bin/ridgemark show")
+    folder, _ = arguments(session)
+    run(session, "python", "-m", "benchmarks.tracking", "publish", "--out", folder, codes=(0, 2))
+    run(session, "ridgemark", "report", folder, "--out", "site/report", codes=(0, 2))
+    again = "" if folder == "results" else f" {folder}"
+    session.log(f"Table:  above, and again with .nox/harness/bin/ridgemark show{again}")
     if Path("site", "report", "index.html").exists():
         session.log("Report: site/report/index.html, which opens in any browser")
     if Path("site", "index.html").exists():

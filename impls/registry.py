@@ -127,4 +127,4 @@ def refusal(implementation: Implementation, case: Case, device: Device) -> str |
 def _suggestion(name: str) -> str:
     known = sorted({i.name for i in implementations()} | set(stacks()))
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(near)}?" if near else f"; known: {', '.join(known)}"
+    return f"; did you mean {' or '.join(near)}?" if near else f"; stacks: {', '.join(stacks())}"

@@ -82,6 +82,7 @@ def _places(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     for row in words.rows(report["implementations"]):
         implementations[row["place"]].append(row)
     shown = []
+    facts = [place["facts"] for place in report["places"]]
     for number, place in enumerate(report["places"]):
         leave = sorted(
             (d for d in decisions[number] if d["answer"] == "leave"), key=lambda d: d["speedup"], reverse=True
@@ -90,9 +91,7 @@ def _places(report: Mapping[str, Any]) -> list[dict[str, Any]]:
             place
             | {
                 "number": number,
-                "same_machine": next(
-                    (i for i in range(number) if report["places"][i]["facts"] == place["facts"]), None
-                ),
+                "same_machine": facts.index(place["facts"]) if place["facts"] in facts[:number] else None,
                 "title": words.place(place),
                 "summaries": words.summaries(decisions[number], report["method"]["practical"]),
                 "leave": leave[:MOST_LEAVING],

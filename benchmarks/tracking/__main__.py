@@ -24,20 +24,22 @@ def main() -> int:
     """Entry point. Exit codes: that of ``ridgemark compare``; 2 where there is nothing to work on."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tracking", description=__doc__)
     parser.add_argument("action", choices=("measure", "ingest", "publish"))
-    action, more = parser.parse_known_args()
-    if more and action.action != "measure":
-        parser.error(f"{action.action} takes no arguments; measure hands its own to ridgemark compare.")
-    code = measure(more) if action.action == "measure" else 0
+    parser.add_argument("--out", metavar="DIR", default="results", help="Results folder.")
+    asked, more = parser.parse_known_args()
+    if more and asked.action != "measure":
+        parser.error(f"{asked.action} takes no more arguments; measure hands its own to ridgemark compare.")
+    code = measure(["--out", asked.out, *more]) if asked.action == "measure" else 0
     if code > 1:
         return code
     try:
         conf = Config.load()
+        conf.results_dir = asked.out
         for plugin in conf.plugins:
             plugin_manager.import_plugin(plugin)
         repo = get_repo(conf)
         for note in results.ingest(conf, repo):
             print(f"note: {note}", file=sys.stderr)
-        if action.action == "publish":
+        if asked.action == "publish":
             print(f"Site: {site.publish(conf, repo)}")
     except (UserError, site.NothingToPublish) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -10,13 +10,12 @@ revisions and dates are asv's.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import itertools
 import json
 import math
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +26,9 @@ from urllib.parse import unquote
 import asv_tachyon.cli
 import asv_tachyon.paths
 from asv.benchmarks import Benchmarks
+from asv.commands.publish import Publish
 from asv.results import iter_results
+from asv.util import UserError
 
 from impls.baselines import baseline_of
 
@@ -58,14 +59,14 @@ def publish(conf: Any, repo: Any) -> Path:
         raise NothingToPublish(f"{conf.results_dir} holds no results for asv. Measure some with: nox")
     site = Path(conf.html_dir)
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-m", "asv", "publish", "--no-pull", "--html-dir", folder],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise NothingToPublish(f"asv publish failed:\n{done.stdout}{done.stderr}")
+        elsewhere = copy.copy(conf)
+        elsewhere.html_dir = folder
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said):
+                Publish.run(elsewhere, pull=False)
+        except UserError as error:
+            raise NothingToPublish(f"asv publish failed:\n{said.getvalue()}{error}") from error
         index = json.loads((Path(folder) / "index.json").read_text())
         regressions = json.loads((Path(folder) / "regressions.json").read_text())
     for old in site.iterdir() if site.is_dir() else ():

@@ -304,8 +304,9 @@ def test_figures_fit_the_window_and_the_paper(browser, full, write):
     drawn, frame = figure.evaluate(widths)
     assert drawn == frame > 900
     on_paper = one.page.evaluate("""() => {
-        const measured = new Promise((done) => addEventListener("beforeprint", () => setTimeout(() =>
-            done([...document.querySelectorAll("#rooflines .plot")].map((p) => [p._fullLayout.width, p.clientWidth])))));
+        const plots = [...document.querySelectorAll("#rooflines .plot")];
+        const sizes = () => plots.map((plot) => [plot._fullLayout.width, plot.clientWidth]);
+        const measured = new Promise((done) => addEventListener("beforeprint", () => setTimeout(() => done(sizes()))));
         dispatchEvent(new Event("beforeprint"));
         return measured;
     }""")

@@ -211,6 +211,16 @@ def test_an_empty_results_folder_says_what_to_do(repository):
     assert not (repository.folder / "site").exists()
 
 
+def test_another_results_folder_is_filed_within_itself(repository):
+    commit = repository.commit()
+    repository.measure(BASELINES, commit=commit)
+    (repository.folder / "results").rename(repository.folder / "mine")
+    repository.run("benchmarks.tracking", "publish", "--out", "mine")
+    assert (repository.folder / "mine" / "box" / f"{commit[:8]}-harness.json").exists()
+    assert (repository.folder / "site" / "index.json").exists()
+    assert not (repository.folder / "results").exists()
+
+
 def test_asv_run_writes_what_ingesting_the_same_records_writes(repository, monkeypatch):
     commit = repository.commit()
     here = json.loads(repository.run("tests.tracking.machine"))
