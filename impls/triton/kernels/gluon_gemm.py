@@ -5,16 +5,24 @@ configuration a case gets.
 
 One CTA per SM walks over C's tiles. A producer warp fills a ring of shared-memory stages through TMA; two consumer
 warpgroups each multiply half of the tile's rows by all of its columns with wgmma, one product in flight. They are
-separate partitions and share nothing but the ring, so that they drift apart: one writes its half of C through shared
-memory and a TMA store while the other still multiplies, and the producer has already begun on the next tile. Tiles go in
-groups of rows, so that the tiles in flight share their operands in L2.
+separate partitions, the first ahead of the second by some steps: one writes its half of C through shared memory and TMA
+while the other still multiplies, and the producer has already begun on the next tile. Tiles go in groups of rows, so
+that the tiles in flight share their operands in L2.
 
 f8 sums are kept in the tensor core's short accumulator (fast), or every stage's partial sum is added to an f32
 accumulator outside (promoted); the half tile then goes in two quarters, since both accumulators must fit the registers.
 """
 
+# Kernel code is compiled, not run, by a language without starred lists; its tuples stand for structures and are
+# unpacked by all their names.
+# ruff: noqa: RUF005, RUF059, SIM108, SIM109
+
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -24,6 +32,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from impls.triton.kernels.program import Launch
+from impls.workloads.gemm import Gemm
+
+# Rows of a tile of C: 64, which is wgmma's M, for each of two consumers.
+ROWS = gl.constexpr(128)
+
+# Epilogues, by the number that the kernel is specialised with.
+EPILOGUES = ("none", "bias", "bias+relu", "bias+gelu", "residual")
+BIAS = gl.constexpr(EPILOGUES.index("bias"))
+RELU = gl.constexpr(EPILOGUES.index("bias+relu"))
+GELU = gl.constexpr(EPILOGUES.index("bias+gelu"))
+RESIDUAL = gl.constexpr(EPILOGUES.index("residual"))
 
 
 @gluon.jit
@@ -47,13 +69,16 @@ def _advance(stage, phase, stages: gl.constexpr):
 
 
 @gluon.jit
-def _producer(
-    a_desc, b_desc, c_desc, ring_a, ring_b, full, empty, staging, bias, residual, m, n, k,
-    a_t: gl.constexpr, b_t: gl.constexpr, bm: gl.constexpr, bn: gl.constexpr, bk: gl.constexpr,
-    group: gl.constexpr, stages: gl.constexpr, epilogue: gl.constexpr, promoted: gl.constexpr, batch: gl.constexpr,
-):
+def _producer(descs, rings, bars, sizes, a_t: gl.constexpr, b_t: gl.constexpr, group: gl.constexpr):
     """Fills the ring: for every tile, for every step along K, one box of A and one of B."""
-    tiles_m = gl.cdiv(m, bm)
+    a_desc, b_desc, c_desc = descs
+    ring_a, ring_b, staging = rings
+    full, empty, ahead = bars
+    batch, m, n, k = sizes
+    stages: gl.constexpr = ring_a.shape[0]
+    bk: gl.constexpr = a_desc.block_shape[0 if a_t else 1]
+    bn: gl.constexpr = b_desc.block_shape[0 if b_t else 1]
+    tiles_m = gl.cdiv(m, ROWS)
     tiles_n = gl.cdiv(n, bn)
     steps = gl.cdiv(k, bk)
     stage = 0
@@ -65,9 +90,9 @@ def _producer(
             ready = full.index(stage)
             mbarrier.expect(ready, a_desc.block_type.nbytes + b_desc.block_type.nbytes)
             if a_t:
-                tma.async_copy_global_to_shared(a_desc, [b * k + step * bk, tile_m * bm], ready, ring_a.index(stage))
+                tma.async_copy_global_to_shared(a_desc, [b * k + step * bk, tile_m * ROWS], ready, ring_a.index(stage))
             else:
-                tma.async_copy_global_to_shared(a_desc, [b * m + tile_m * bm, step * bk], ready, ring_a.index(stage))
+                tma.async_copy_global_to_shared(a_desc, [b * m + tile_m * ROWS, step * bk], ready, ring_a.index(stage))
             if b_t:
                 tma.async_copy_global_to_shared(b_desc, [b * n + tile_n * bn, step * bk], ready, ring_b.index(stage))
             else:
@@ -90,6 +115,53 @@ def _operands(ring_a, ring_b, stage, who: gl.constexpr, a_t: gl.constexpr, b_t: 
 
 
 @gluon.jit
+def _multiply(
+    acc, place, first, last, rings, bars, who: gl.constexpr, a_t: gl.constexpr, b_t: gl.constexpr
+):  # fmt: skip
+    """Steps ``first`` to ``last`` of a tile; one product stays in flight, and its stage is given back a step later.
+
+    ``place`` is (stage, parity of its phase, stage before); the new one is returned with the accumulator.
+    """
+    ring_a, ring_b, staging = rings
+    full, empty, ahead = bars
+    stage, phase, before = place
+    for step in range(first, last):
+        mbarrier.wait(full.index(stage), phase)
+        a, b = _operands(ring_a, ring_b, stage, who, a_t, b_t)
+        acc = warpgroup_mma(a, b, acc, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=(acc,))
+        mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
+        before = stage
+        stage, phase = _advance(stage, phase, ring_a.shape[0])
+    return acc, (stage, phase, before)
+
+
+@gluon.jit
+def _multiply_promoted(
+    left, right, place, steps, rings, bars, who: gl.constexpr, a_t: gl.constexpr, b_t: gl.constexpr
+):  # fmt: skip
+    """All steps of a tile, each summed by itself and then added to the accumulators of the tile's column halves."""
+    ring_a, ring_b, staging = rings
+    full, empty, ahead = bars
+    stage, phase, before = place
+    half: gl.constexpr = left.shape[1]
+    # One partial sum after the other goes through the same registers: for two there is no room.
+    part = gl.zeros_like(left)
+    for _step in range(steps):
+        mbarrier.wait(full.index(stage), phase)
+        a, b = _operands(ring_a, ring_b, stage, who, a_t, b_t)
+        part = warpgroup_mma(a, b.slice(0, half, dim=1), part, use_acc=False, is_async=True)
+        part = warpgroup_mma_wait(0, deps=(part,))
+        left += part
+        part = warpgroup_mma(a, b.slice(half, half, dim=1), part, use_acc=False, is_async=True)
+        part = warpgroup_mma_wait(0, deps=(part,))
+        mbarrier.arrive(empty.index(stage), count=1)
+        right += part
+        stage, phase = _advance(stage, phase, ring_a.shape[0])
+    return left, right, (stage, phase, before)
+
+
+@gluon.jit
 def _halves(x, layout: gl.constexpr):
     """The left and right half of a tile's columns; no data moves between threads."""
     rows: gl.constexpr = x.shape[0]
@@ -106,13 +178,13 @@ def _tanh(x):
 @gluon.jit
 def _finish(acc, column, row, bias, residual, m, n, epilogue: gl.constexpr, layout: gl.constexpr, out: gl.constexpr):
     """The epilogue of a part of C whose first element is (row, column); bias and residual are in C's dtype."""
-    if epilogue == "bias" or epilogue == "bias+relu" or epilogue == "bias+gelu":
+    if epilogue == BIAS or epilogue == RELU or epilogue == GELU:
         columns = column + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
         addend = gl.load(bias + columns, mask=columns < n, other=0.0).to(gl.float32)
         acc = acc + gl.expand_dims(addend, 0)
-    if epilogue == "bias+relu":
+    if epilogue == RELU:
         acc = gl.maximum(acc, 0.0)
-    if epilogue == "bias+gelu":
+    if epilogue == GELU:
         # The tanh form: sqrt(2 / pi) (x + 0.044715 x^3). One instruction gives 11 bits of tanh, enough for 16-bit
         # outputs; f32 outputs take 1 - 2 / (1 + exp(2 u)).
         inner = acc * (0.7978845608028654 + 0.035677408136300125 * acc * acc)
@@ -120,7 +192,7 @@ def _finish(acc, column, row, bias, residual, m, n, epilogue: gl.constexpr, layo
             acc = 0.5 * acc * (1.0 + _tanh(inner))
         else:
             acc = acc - acc / (1.0 + gl.exp2(2.8853900817779268 * inner))
-    if epilogue == "residual":
+    if epilogue == RESIDUAL:
         rows = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
         columns = column + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
         inside = gl.expand_dims(rows < m, 1) & gl.expand_dims(columns < n, 0)
@@ -130,101 +202,158 @@ def _finish(acc, column, row, bias, residual, m, n, epilogue: gl.constexpr, layo
 
 
 @gluon.jit
-def _store(acc, c_desc, staging, row, column, bias, residual, m, n, epilogue: gl.constexpr, layout: gl.constexpr):
-    """Finish a part of C, and write it through the consumer's staging buffer."""
-    done = _finish(acc, column, row, bias, residual, m, n, epilogue, layout, c_desc.dtype).to(c_desc.dtype)
-    tma.store_wait(0)  # the buffer's former contents have been read
-    staging.store(done)
+def _store(acc, part: gl.constexpr, c_desc, buffer, row, column, extra, sizes, epilogue: gl.constexpr):
+    """Finish a part of C, and write it through one of the consumer's two staging buffers."""
+    layout: gl.constexpr = acc.type.layout
+    batch, m, n, k = sizes
+    bias, residual = extra
+    at = column + part * acc.shape[1]
+    done = _finish(acc, at, row, bias, residual, batch * m, n, epilogue, layout, c_desc.dtype).to(c_desc.dtype)
+    tma.store_wait(1)  # what was in the buffer has been read
+    buffer.store(done)
     fence_async_shared()
-    tma.async_copy_shared_to_global(c_desc, [row, column], staging)
+    tma.async_copy_shared_to_global(c_desc, [row, at], buffer)
 
 
 @gluon.jit
 def _consumer(
-    who: gl.constexpr, a_desc, b_desc, c_desc, ring_a, ring_b, full, empty, staging, bias, residual, m, n, k,
-    a_t: gl.constexpr, b_t: gl.constexpr, bm: gl.constexpr, bn: gl.constexpr, bk: gl.constexpr,
-    group: gl.constexpr, stages: gl.constexpr, epilogue: gl.constexpr, promoted: gl.constexpr, batch: gl.constexpr,
-):
+    descs, rings, bars, sizes, extra, who: gl.constexpr, a_t: gl.constexpr, b_t: gl.constexpr, group: gl.constexpr,
+    lead: gl.constexpr, epilogue: gl.constexpr, promoted: gl.constexpr,
+):  # fmt: skip
     """Multiplies rows 64 who .. 64 who + 63 of every tile, and writes them."""
+    a_desc, b_desc, c_desc = descs
+    ring_a, ring_b, staging = rings
+    full, empty, ahead = bars
+    batch, m, n, k = sizes
+    bk: gl.constexpr = a_desc.block_shape[0 if a_t else 1]
+    bn: gl.constexpr = b_desc.block_shape[0 if b_t else 1]
     instruction_k: gl.constexpr = 256 // a_desc.dtype.primitive_bitwidth
-    half: gl.constexpr = bn // 2
-    whole_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, bn, instruction_k])
-    half_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, half, instruction_k])
-    part_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, c_desc.block_shape[1], instruction_k])
-    tiles_m = gl.cdiv(m, bm)
+    whole: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, bn, instruction_k])
+    half: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, bn // 2, instruction_k])
+    quarter: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, bn // 4, instruction_k])
+    tiles_m = gl.cdiv(m, ROWS)
     tiles_n = gl.cdiv(n, bn)
     steps = gl.cdiv(k, bk)
-    buffer = staging.index(who)
-    stage = 0
-    phase = 0
+    even = staging.index(2 * who)
+    odd = staging.index(2 * who + 1)
+    place = (0, 0, 0)
+    parity = 0
     for index in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
         b_index, tile_m, tile_n = _tile(index, tiles_m, tiles_n, group)
         if promoted:
-            left = gl.zeros([64, half], gl.float32, half_layout)
-            right = gl.zeros([64, half], gl.float32, half_layout)
-            nothing = gl.zeros([64, half], gl.float32, half_layout)
-            for step in range(steps):
-                mbarrier.wait(full.index(stage), phase)
-                a, b = _operands(ring_a, ring_b, stage, who, a_t, b_t)
-                part = warpgroup_mma(a, b.slice(0, half, dim=1), nothing, use_acc=False, is_async=True)
-                left += warpgroup_mma_wait(0, deps=(part,))
-                part = warpgroup_mma(a, b.slice(half, half, dim=1), nothing, use_acc=False, is_async=True)
-                part = warpgroup_mma_wait(0, deps=(part,))
-                mbarrier.arrive(empty.index(stage), count=1)
-                right += part
-                stage, phase = _advance(stage, phase, stages)
+            left = gl.zeros([64, bn // 2], gl.float32, half)
+            right = gl.zeros([64, bn // 2], gl.float32, half)
+            left, right, place = _multiply_promoted(left, right, place, steps, rings, bars, who, a_t, b_t)
         else:
-            acc = gl.zeros([64, bn], gl.float32, whole_layout)
-            before = 0
-            for step in range(steps):
-                mbarrier.wait(full.index(stage), phase)
-                a, b = _operands(ring_a, ring_b, stage, who, a_t, b_t)
-                acc = warpgroup_mma(a, b, acc, is_async=True)
-                acc = warpgroup_mma_wait(1, deps=(acc,))
-                mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
-                before = stage
-                stage, phase = _advance(stage, phase, stages)
+            acc = gl.zeros([64, bn], gl.float32, whole)
+            if lead > 0 and who == 0:
+                acc, place = _multiply(acc, place, 0, lead, rings, bars, who, a_t, b_t)
+                mbarrier.arrive(ahead, count=1)
+                acc, place = _multiply(acc, place, lead, steps, rings, bars, who, a_t, b_t)
+            else:
+                if lead > 0:
+                    mbarrier.wait(ahead, parity)
+                    parity ^= 1
+                acc, place = _multiply(acc, place, 0, steps, rings, bars, who, a_t, b_t)
             acc = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(empty.index(before), count=1)
-            left, right = _halves(acc, half_layout)
-        row = b_index * m + tile_m * bm + 64 * who
+            mbarrier.arrive(empty.index(place[2]), count=1)
+            left, right = _halves(acc, half)
+        row = b_index * m + tile_m * ROWS + 64 * who
         column = tile_n * bn
-        width: gl.constexpr = c_desc.block_shape[1]
-        if width == half:
-            _store(left, c_desc, buffer, row, column, bias, residual, batch * m, n, epilogue, part_layout)
-            _store(right, c_desc, buffer, row, column + half, bias, residual, batch * m, n, epilogue, part_layout)
-        else:
-            first, second = _halves(left, part_layout)
-            _store(first, c_desc, buffer, row, column, bias, residual, batch * m, n, epilogue, part_layout)
-            _store(second, c_desc, buffer, row, column + width, bias, residual, batch * m, n, epilogue, part_layout)
-            first, second = _halves(right, part_layout)
-            _store(first, c_desc, buffer, row, column + half, bias, residual, batch * m, n, epilogue, part_layout)
-            _store(
-                second, c_desc, buffer, row, column + half + width, bias, residual, batch * m, n, epilogue, part_layout
-            )
+        first, second = _halves(left, quarter)
+        _store(first, 0, c_desc, even, row, column, extra, sizes, epilogue)
+        _store(second, 1, c_desc, odd, row, column, extra, sizes, epilogue)
+        third, fourth = _halves(right, quarter)
+        _store(third, 2, c_desc, even, row, column, extra, sizes, epilogue)
+        _store(fourth, 3, c_desc, odd, row, column, extra, sizes, epilogue)
     tma.store_wait(0)
 
 
 @gluon.jit
 def gemm(
-    a_desc, b_desc, c_desc, bias, residual, m, n, k,
-    a_t: gl.constexpr, b_t: gl.constexpr, bm: gl.constexpr, bn: gl.constexpr, bk: gl.constexpr,
-    group: gl.constexpr, stages: gl.constexpr, epilogue: gl.constexpr, promoted: gl.constexpr, batch: gl.constexpr,
-):
-    """C = epilogue(A B), C of (batch m, n). A and B as stored: (batch m, k) or (batch k, m), (batch k, n) or (batch n, k)."""
+    a_desc, b_desc, c_desc, bias, residual, batch, m, n, k, a_t: gl.constexpr, b_t: gl.constexpr, group: gl.constexpr,
+    stages: gl.constexpr, lead: gl.constexpr, epilogue: gl.constexpr, promoted: gl.constexpr,
+):  # fmt: skip
+    """C = epilogue(A B), a batch one on top of the other: C is (batch m, n), A and B are as they are stored."""
+    barriers: gl.constexpr = mbarrier.MBarrierLayout()
     ring_a = gl.allocate_shared_memory(a_desc.dtype, [stages] + a_desc.block_shape, a_desc.layout)
     ring_b = gl.allocate_shared_memory(b_desc.dtype, [stages] + b_desc.block_shape, b_desc.layout)
-    staging = gl.allocate_shared_memory(c_desc.dtype, [2] + c_desc.block_shape, c_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    staging = gl.allocate_shared_memory(c_desc.dtype, [4] + c_desc.block_shape, c_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [stages, 1], barriers)
+    empty = gl.allocate_shared_memory(gl.int64, [stages, 1], barriers)
+    ahead = gl.allocate_shared_memory(gl.int64, [1], barriers)
+    mbarrier.init(ahead, count=1)
     for stage in gl.static_range(stages):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=2)
     fence_async_shared()
-    shared = (a_desc, b_desc, c_desc, ring_a, ring_b, full, empty, staging, bias, residual, m, n, k,
-              a_t, b_t, bm, bn, bk, group, stages, epilogue, promoted, batch)  # fmt: skip
+    descs = (a_desc, b_desc, c_desc)
+    rings = (ring_a, ring_b, staging)
+    bars = (full, empty, ahead)
+    sizes = (batch, m, n, k)
+    extra = (bias, residual)
     gl.warp_specialize(
-        [(_consumer0, shared), (_consumer1, shared), (_producer, shared)],
+        [
+            (_consumer, (descs, rings, bars, sizes, extra, 0, a_t, b_t, group, lead, epilogue, promoted)),
+            (_consumer, (descs, rings, bars, sizes, extra, 1, a_t, b_t, group, lead, epilogue, promoted)),
+            (_producer, (descs, rings, bars, sizes, a_t, b_t, group)),
+        ],
         [4, 1],
         [240, 24],
     )
+
+
+_TYPES = {"f16": gl.float16, "bf16": gl.bfloat16, "f8e4m3": gl.float8e4nv, "tf32": gl.float32, "f32": gl.float32}
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """What a case is tiled by.
+
+    Attributes:
+        bn: columns of a tile of C; it has ``ROWS.value`` rows.
+        bk: length along K of a stage.
+        stages: slots of the ring.
+        group: tile rows that are walked together.
+        lead: steps that the first consumer is ahead of the second.
+    """
+
+    bn: int
+    bk: int
+    stages: int
+    group: int
+    lead: int
+
+
+def launch(case: Gemm, tensors: Mapping[str, torch.Tensor], tiling: Tiling) -> Launch:
+    """The kernel over a case's tensors, with one CTA per SM or per tile, whichever are fewer."""
+
+    def descriptor(name: str, dtype: str, box: list[int]) -> TensorDescriptor:
+        rows = tensors[name].view(-1, tensors[name].shape[-1])
+        return TensorDescriptor.from_tensor(rows, box, gl.NVMMASharedLayout.get_default_for(box, _TYPES[dtype]))
+
+    a_t, b_t = (stored == "t" for stored in case.layout)
+    bn, bk = tiling.bn, tiling.bk
+    tiles = case.batch * -(-case.m // ROWS.value) * -(-case.n // bn)
+    processors = torch.cuda.get_device_properties(tensors["C"].device).multi_processor_count
+    arguments = {
+        "a_desc": descriptor("A", case.dtype, [bk, ROWS.value] if a_t else [ROWS.value, bk]),
+        "b_desc": descriptor("B", case.dtype, [bn, bk] if b_t else [bk, bn]),
+        "c_desc": descriptor("C", case.out, [64, bn // 4]),
+        # A pointer that no epilogue of the case follows is C's.
+        "bias": tensors.get("bias", tensors["C"]),
+        "residual": tensors.get("residual", tensors["C"]),
+        "batch": case.batch,
+        "m": case.m,
+        "n": case.n,
+        "k": case.k,
+        "a_t": a_t,
+        "b_t": b_t,
+        "group": tiling.group,
+        "stages": tiling.stages,
+        # With fewer steps than this the leader could be a whole tile ahead, which the barrier's parity cannot tell.
+        "lead": tiling.lead if -(-case.k // bk) >= 2 * tiling.stages else 0,
+        "epilogue": EPILOGUES.index(case.epilogue),
+        "promoted": case.dtype == "f8e4m3" and case.acc == "f32",
+    }
+    return Launch(gemm, (min(tiles, processors),), arguments, {"num_warps": 4})
