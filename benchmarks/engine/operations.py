@@ -94,6 +94,7 @@ class Operations:
 
     def __init__(self) -> None:
         self._programs: dict[str, _Built] = {}
+        self._mapped: dict[str, np.ndarray] = {}
         self._named: dict[str, Callable[..., dict[str, Any]]] = {
             "prepare": self.prepare,
             "load": self.load,
@@ -148,8 +149,9 @@ class Operations:
         """Copy inputs out of the shared buffers, and give the copies to the program."""
         built = self._get(program)
         built.sets.pop(set, None)
+        shared = self._views(inputs)
         with built.residency.watch():
-            arrays = {name: buffers.own_copy(buffers.view(descriptor)) for name, descriptor in inputs.items()}
+            arrays = {name: buffers.own_copy(array) for name, array in shared.items()}
             start = time.perf_counter()
             value = built.program.load(arrays)
             built.program.synchronize()
@@ -162,7 +164,7 @@ class Operations:
         built = self._get(program)
         loaded = self._loaded(built, set)
         try:
-            buffers.copy_into(loaded.arrays, {name: buffers.view(d) for name, d in inputs.items()})
+            buffers.copy_into(loaded.arrays, self._views(inputs))
         except buffers.WrongArrays:
             raise BadRequest(
                 "A set is refilled with inputs of the names, shapes and dtypes it was loaded with."
@@ -181,7 +183,7 @@ class Operations:
         """A block of calls, by the timing module of the program's device."""
         built = self._get(program)
         loaded = {which: self._loaded(built, which).value for which in sets}
-        copies = {int(index): {name: buffers.view(d) for name, d in into.items()} for index, into in keep.items()}
+        copies = {int(index): self._views(into) for index, into in keep.items()}
         if not all(0 <= index < len(sets) for index in copies):
             raise BadRequest(f"A block of {len(sets)} calls has no call {max(copies)}.")
         with built.residency.watch():
@@ -196,17 +198,16 @@ class Operations:
         if not hasattr(built.timing, "sustain"):
             raise BadRequest("Only on a GPU are calls sustained.")
         loaded = {which: self._loaded(built, which).value for which in sets}
+        copies = self._views(keep)
         with built.residency.watch():
-            answer: dict[str, Any] = built.timing.sustain(
-                built.program, loaded, sets, {name: buffers.view(d) for name, d in keep.items()}, hot
-            )
+            answer: dict[str, Any] = built.timing.sustain(built.program, loaded, sets, copies, hot)
         return answer
 
     def inputs(self, program: str, set: int, into: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
         """Copy a set's inputs, as they are now, into shared buffers."""
         built = self._get(program)
         now = built.program.read_inputs(self._loaded(built, set).value)
-        buffers.copy_into({name: buffers.view(descriptor) for name, descriptor in into.items()}, now)
+        buffers.copy_into(self._views(into), now)
         return {}
 
     def release(self, program: str) -> dict[str, Any]:
@@ -215,6 +216,7 @@ class Operations:
         del self._programs[program]
         peak = built.residency.peak_bytes
         built.sets.clear()
+        self._mapped.clear()
         built.program.release()
         del built
         gc.collect()
@@ -224,6 +226,16 @@ class Operations:
         if program not in self._programs:
             raise BadRequest(f"There is no program {program!r} here.")
         return self._programs[program]
+
+    def _views(self, described: Mapping[str, buffers.Descriptor]) -> dict[str, np.ndarray]:
+        """Shared arrays by name. Mapped once (half a second for a GiB) and kept until a program is released."""
+        found = {}
+        for name, descriptor in described.items():
+            key = repr(sorted(descriptor.items()))
+            if key not in self._mapped:
+                self._mapped[key] = buffers.view(descriptor)
+            found[name] = self._mapped[key]
+        return found
 
     @staticmethod
     def _loaded(built: _Built, which: int) -> _Loaded:

@@ -190,6 +190,7 @@ class Trial:
             entries.append(twin)
         self.entries = entries
         self.verdicts: Verdicts | None = None
+        self._returned: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
         self._rounds_done = 0
 
     def run(self) -> list[dict[str, Any]]:
@@ -231,7 +232,8 @@ class Trial:
             self._release(self.entries)
             if self.verdicts is not None:
                 self.verdicts.close()
-            for descriptor in [d for variant in (asked.descriptors if asked else []) for d in variant.values()]:
+            taken = [d for variant in (asked.descriptors if asked else []) for d in variant.values()]
+            for descriptor in [*taken, *(d for _, d in self._returned.values())]:
                 self.arena.free(descriptor)
         ended = [e for e in self.entries if not e.alive]
         results = [result(self.case, e, self.seed, complete=not self.interrupted) for e in ended]
@@ -307,12 +309,17 @@ class Trial:
         self.verdicts = Verdicts(self.judge, specs, slots, self.arena, self.device.kind == "cuda")
 
     def _memory_limit(self, worker: Worker, entry: Entry) -> int:
-        """Resident bytes at which a worker is ended: what it has, four times the plan, and room for a compiler."""
+        """Resident bytes at which a worker is ended: what it has, four times the plan, and room for a compiler.
+
+        And the shared arrays that it maps: the input variants, the inputs that it returns, outputs that are kept.
+        """
         planned = memory.footprint(entry.implementation, self.case)
+        given = sum(s.nbytes for s in self.case.input_specs().values())
+        mapped = (VARIANTS + 1) * given + max(KEPT_BYTES, 2 * (self.case.total_bytes() - given))
         cpu = self.device.kind == "cpu"
         host = self.device.memory_bytes if cpu else 64 * 2**30
         headroom = HEADROOM_BYTES if cpu else GPU_HEADROOM_BYTES
-        return min(int(memory.USABLE * host), worker.resident_bytes() + 4 * planned + headroom)
+        return min(int(memory.USABLE * host), worker.resident_bytes() + 4 * planned + mapped + headroom)
 
     def _load(self, entry: Entry) -> None:
         def load() -> None:
@@ -379,24 +386,22 @@ class Trial:
         return float(self._block(entry, [which], keep=[0])["samples_us"][0]) / 1e6
 
     def _inputs_unchanged(self, entry: Entry) -> None:
-        slot = {n: self.arena.array(s.shape, s.dtype) for n, s in self.case.input_specs().items()}
-        try:
-            for which, variant in entry.variant.items():
-                with self.phases("judge"):
-                    self.crew.start(entry.seat).call(
-                        "inputs",
-                        self.deadlines.request_s,
-                        program=entry.program,
-                        set=which,
-                        into={n: d for n, (_, d) in slot.items()},
-                    )
-                    verdict = self.judge.inputs_unchanged(variant, {n: a for n, (a, _) in slot.items()})
-                if not verdict.right:
-                    entry.end("wrong", verdict.reason)
-                    return
-        finally:
-            for _, descriptor in slot.values():
-                self.arena.free(descriptor)
+        for name, spec in self.case.input_specs().items():
+            if name not in self._returned:
+                self._returned[name] = self.arena.array(spec.shape, spec.dtype)
+        for which, variant in entry.variant.items():
+            with self.phases("judge"):
+                self.crew.start(entry.seat).call(
+                    "inputs",
+                    self.deadlines.request_s,
+                    program=entry.program,
+                    set=which,
+                    into={n: d for n, (_, d) in self._returned.items()},
+                )
+                verdict = self.judge.inputs_unchanged(variant, {n: a for n, (a, _) in self._returned.items()})
+            if not verdict.right:
+                entry.end("wrong", verdict.reason)
+                return
 
     # -- measuring ------------------------------------------------------------------------------------------------
 
@@ -404,7 +409,7 @@ class Trial:
         """A pilot, a plan, and the rounds: each visits the entries in random order and takes one block of each."""
         pilot: dict[str, list[float]] = defaultdict(list)
         blocks_s: list[float] = []
-        for _ in range(rounds.PILOT_ROUNDS):
+        for _ in range(1 if self.case.workload == "ceiling" else rounds.PILOT_ROUNDS):
             for entry in self._shuffled(entries):
                 if rounds.slow(entry.seconds):
                     pilot[entry.program] = [entry.seconds]  # its checked calls have told
