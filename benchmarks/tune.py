@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.engine import cases as case_files
 from benchmarks.engine import machine
 from benchmarks.engine.timing import cupti
-from impls.cublas.gemm import Default, Product, tuned_file
+from impls.cublas.gemm import Default, Product, fused_epilogue, tuned_file
 from impls.workloads.base import parse_case
 from impls.workloads.gemm import Gemm
 
@@ -36,7 +36,7 @@ def search(case: Gemm) -> dict[str, Any]:
     Returns:
         ``candidate``, its ``rank`` in the heuristic's order, ``tried``, and median times of it and of the first, us.
     """
-    program = Product(case)
+    program = Product(case, fused_epilogue(case))
     loaded = program.load(case.inputs(1))
     candidates = program.candidates(_MOST)
     times: dict[int, list[float]] = defaultdict(list)

@@ -1,8 +1,9 @@
 """GEMM by cuBLASLt on a GPU: the library's first choice, replayed or unfused, and the best of its candidates.
 
 Owns how a row-major case is put to a column-major library: C^T = op(B^T) op(A^T), so that cuBLASLt's first operand is
-our B and D's rows are our columns, along which its bias runs. Epilogues are the library's own. A grouped case is one
-product per group, launched one after the other. f8 wants both operands K-major (layout nt).
+our B and D's rows are our columns, along which its bias runs. Epilogues are the library's own, but for the GELU of an
+f32 result, which is a kernel of torch's: cuBLASLt's erred by up to 5e-6 near z = 1 (13.1), more than an evaluation in
+f32 may. A grouped case is one product per group, launched one after the other. f8 wants both operands K-major (nt).
 """
 
 from __future__ import annotations
@@ -56,10 +57,19 @@ class Default(Implementation):
         """What the vendor advises for Hopper."""
         return WORKSPACE_BYTES
 
-    def prepare(self, case: Case, device: Device) -> Program:
-        """Nothing is compiled: the heuristic answers when the first inputs are loaded."""
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and C read and written by every step of the epilogue that is a kernel of its own."""
         assert isinstance(case, Gemm)
-        return Product(case)
+        return case.compulsory_bytes() + 2 * len(_steps(case, fused_epilogue(case))) * case.output_specs()["C"].nbytes
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Nothing is compiled: the heuristic is asked.
+
+        Raises:
+            Unsupported: it has no algorithm.
+        """
+        assert isinstance(case, Gemm)
+        return Product(case, fused_epilogue(case))
 
 
 class Searched(Default):
@@ -94,7 +104,7 @@ class Searched(Default):
             raise Unsupported(
                 f"It was searched with cuBLASLt {choices['cublaslt']}; here is {lt.version()}: search again."
             )
-        return Product(case, lt.Candidate(**choices["cases"][case.id]["candidate"]))
+        return Product(case, fused_epilogue(case), lt.Candidate(**choices["cases"][case.id]["candidate"]))
 
 
 class Graph(Default):
@@ -106,7 +116,7 @@ class Graph(Default):
     def prepare(self, case: Case, device: Device) -> Program:
         """Nothing is compiled: a graph is captured whenever inputs are loaded."""
         assert isinstance(case, Gemm)
-        return _Replayed(case)
+        return _Replayed(case, fused_epilogue(case))
 
 
 class Unfused(Default):
@@ -125,13 +135,22 @@ class Unfused(Default):
     def traffic_bytes(self, case: Case) -> int:
         """Compulsory bytes, and C read and written by every step of the epilogue."""
         assert isinstance(case, Gemm)
-        steps = len(case.epilogue.split("+"))
-        return case.compulsory_bytes() + 2 * steps * case.output_specs()["C"].nbytes
+        return case.compulsory_bytes() + 2 * len(_steps(case, "none")) * case.output_specs()["C"].nbytes
 
     def prepare(self, case: Case, device: Device) -> Program:
         """Nothing is compiled."""
         assert isinstance(case, Gemm)
-        return _Unfused(case)
+        return Product(case, "none")
+
+
+def fused_epilogue(case: Gemm) -> str:
+    """What of the epilogue cuBLASLt computes with the product."""
+    return "bias" if case.epilogue == "bias+gelu" and case.out == "f32" else case.epilogue
+
+
+def _steps(case: Gemm, fused: str) -> list[str]:
+    """What of the epilogue is left to kernels of their own."""
+    return [step for step in case.epilogue.split("+") if step not in (*fused.split("+"), "none")]
 
 
 def tuned_file(device_name: str) -> Path:
@@ -155,9 +174,18 @@ class _Loaded:
 
 
 class Product(Program):
-    """One case over cuBLASLt, by the given algorithm or by the heuristic's first."""
+    """One case over cuBLASLt, by the given algorithm or by the heuristic's first.
 
-    def __init__(self, case: Gemm, chosen: Candidate | None = None) -> None:
+    Args:
+        case: the case.
+        fused: what of its epilogue is computed with the product; torch's kernels follow for the rest, in place.
+        chosen: the algorithm; None asks the heuristic.
+
+    Raises:
+        Unsupported: the heuristic has no algorithm.
+    """
+
+    def __init__(self, case: Gemm, fused: str, chosen: Candidate | None = None) -> None:
         super().__init__()
         import torch
 
@@ -166,16 +194,32 @@ class Product(Program):
 
         torch.cuda.init()
         self._torch, self._lt, self._arrays = torch, lt, torch_arrays
-        self._case = case
-        # What each problem is given, so that both input sets are computed by the same kernel.
-        self._chosen: dict[Problem, Candidate] = {problem: chosen for problem, _ in _problems(case) if chosen}
-        self.config = {"cublaslt": lt.version(), "workspace_bytes": lt.WORKSPACE_BYTES}
+        self._case, self._steps = case, _steps(case, fused)
+        self._problems = list(_problems(case, fused))
         self._workspace = torch.empty(lt.WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        # What each problem is given, so that both input sets are computed by the same kernel.
+        self._chosen: dict[Problem, Candidate] = {}
+        for problem, _ in self._problems:
+            found = [chosen] if chosen else self._candidates(problem, 1)
+            if not found:
+                raise Unsupported("cuBLASLt's heuristic has no algorithm for this case.")
+            self._chosen[problem] = found[0]
+        self.config = {
+            "cublaslt": lt.version(),
+            "workspace_bytes": lt.WORKSPACE_BYTES,
+            "epilogue_kernels": self._steps,
+            "algorithm": found[0].config(),
+        }
 
     def candidates(self, most: int) -> list[Candidate]:
         """The heuristic's algorithms for an ungrouped case, in its order."""
-        [(problem, _)] = _problems(self._case)
-        found: list[Candidate] = self._lt.Product(problem, self._workspace.data_ptr()).candidates(most)
+        [(problem, _)] = self._problems
+        return self._candidates(problem, most)
+
+    def _candidates(self, problem: Problem, most: int) -> list[Candidate]:
+        # Any address stands for the bias's.
+        bias = self._workspace.data_ptr() if "bias" in problem.epilogue else 0
+        found: list[Candidate] = self._lt.Product(problem, bias).candidates(most)
         return found
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
@@ -187,20 +231,18 @@ class Product(Program):
 
     def rebound(self, loaded: _Loaded, candidate: Candidate) -> _Loaded:
         """The same inputs and output, computed by another algorithm: what a search times."""
-        [(problem, _)] = _problems(self._case)
+        [(problem, _)] = self._problems
         self._chosen[problem] = candidate
         return self._bound(loaded.inputs, loaded.output)
 
     def _bound(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> _Loaded:
         return _Loaded(tensors, output, self._launches(tensors, output, 0))
 
-    def _launches(
-        self, tensors: dict[str, torch.Tensor], output: torch.Tensor, stream: int
-    ) -> list[Callable[[], None]]:
-        """The products of one call on a stream (its handle; 0 is CUDA's default)."""
+    def _launches(self, tensors: dict[str, torch.Tensor], output: torch.Tensor, stream: int) -> list[Callable[[], Any]]:
+        """The kernels of one call on a stream (its handle; 0 is CUDA's default), which is torch's current one."""
         c = tensors.get("residual", output)
-        launches = []
-        for problem, (a, b, d) in _problems(self._case):
+        launches: list[Callable[[], Any]] = []
+        for problem, (a, b, d) in self._problems:
             product = self._lt.Product(problem, tensors["bias"].data_ptr() if "bias" in problem.epilogue else 0)
             addresses = (
                 tensors["B"].data_ptr() + b * dtype(self._case.dtype).bytes,
@@ -208,9 +250,14 @@ class Product(Program):
                 c.data_ptr() + d * dtype(self._case.out).bytes,
                 output.data_ptr() + d * dtype(self._case.out).bytes,
             )
-            candidate = self._candidate(problem, product)
-            launches.append(product.launcher(candidate, addresses, self._workspace.data_ptr(), stream))
-        return launches
+            launches.append(product.launcher(self._chosen[problem], addresses, self._workspace.data_ptr(), stream))
+        steps: dict[str, Callable[[], Any]] = {
+            "bias": lambda: output.add_(tensors["bias"]),
+            "residual": lambda: output.add_(tensors["residual"]),
+            "relu": output.relu_,
+            "gelu": lambda: self._torch.ops.aten.gelu_.default(output, approximate="tanh"),
+        }
+        return launches + [steps[step] for step in self._steps]
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """In place."""
@@ -245,15 +292,6 @@ class Product(Program):
         del self._workspace
         self._torch.cuda.empty_cache()
 
-    def _candidate(self, problem: Problem, product: Any) -> Candidate:
-        if problem not in self._chosen:
-            candidates = product.candidates(1)
-            if not candidates:
-                raise Unsupported("cuBLASLt's heuristic has no algorithm for this case.")
-            self._chosen[problem] = candidates[0]
-        self.config["algorithm"] = self._chosen[problem].config()
-        return self._chosen[problem]
-
 
 class _Replayed(Product):
     """The same launches, captured in a CUDA graph over each input set."""
@@ -268,26 +306,7 @@ class _Replayed(Product):
         return _Loaded(tensors, output, [graph.replay])
 
 
-class _Unfused(Product):
-    """The product alone, and the steps of the epilogue after it, in place."""
-
-    def __init__(self, case: Gemm) -> None:
-        super().__init__(replace(case, epilogue="none"))
-        self._epilogue = case.epilogue
-        self.config["epilogue"] = case.epilogue.split("+")
-
-    def _bound(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> _Loaded:
-        steps: dict[str, Callable[[], Any]] = {
-            "bias": lambda: output.add_(tensors["bias"]),
-            "residual": lambda: output.add_(tensors["residual"]),
-            "relu": output.relu_,
-            "gelu": lambda: self._torch.ops.aten.gelu_.default(output, approximate="tanh"),
-        }
-        launches = self._launches(tensors, output, 0)
-        return _Loaded(tensors, output, [*launches, *(steps[step] for step in self._epilogue.split("+"))])
-
-
-def _problems(case: Gemm) -> Iterator[tuple[Problem, tuple[int, int, int]]]:
+def _problems(case: Gemm, epilogue: str) -> Iterator[tuple[Problem, tuple[int, int, int]]]:
     """The products of a case, each with the first elements of A, B and C that it takes. Empty groups have none."""
     from impls.cublas.kernels.lt import Matrix, Problem
 
@@ -309,6 +328,6 @@ def _problems(case: Gemm) -> Iterator[tuple[Problem, tuple[int, int, int]]]:
             transpose_b=a_transposed,
             batch=case.batch,
             acc=case.acc,
-            epilogue=case.epilogue,
+            epilogue=epilogue,
         )
         yield problem, (first * k, group * n * k, first * n)

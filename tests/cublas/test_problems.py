@@ -32,7 +32,7 @@ def test_products_on_flat_memory_are_the_case(spec):
     inputs = case.inputs(3)
     a, b = (inputs[n].reshape(-1) for n in ("A", "B"))
     c = np.full(case.output_specs()["C"].shape, np.nan, np.float32).reshape(-1)
-    for problem, (at_a, at_b, at_c) in _problems(case):
+    for problem, (at_a, at_b, at_c) in _problems(case, "none"):
         for entry in range(problem.batch):
             # cuBLASLt's first operand is our B, its second our A.
             first = column_major(b, problem.a, at_b, entry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from impls.contract import Device
-from impls.cublas.gemm import Graph, Unfused
+from impls.cublas.gemm import Default, Graph, Unfused
 from impls.workloads.base import parse_case
 
 H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 1 << 37)
@@ -28,3 +28,16 @@ def test_a_graph_is_the_baseline_by_another_launch():
     case = parse_case("gemm:64x64x8:f8e4m3:nt")
     assert "multiples of 16" in Graph().refuses(case, H200)
     assert Graph().traffic_bytes(case) == case.compulsory_bytes()
+
+
+def test_gelu_of_an_f32_result_is_a_kernel_of_its_own():
+    for spec, again in (
+        ("f32:bias+gelu", 1),
+        ("tf32:bias+gelu", 1),
+        ("bf16:out=f32:bias+gelu", 1),
+        ("f32:bias+relu", 0),
+    ):
+        case = parse_case(f"gemm:64x32x16:{spec}")
+        assert Default().traffic_bytes(case) - case.compulsory_bytes() == again * 2 * (64 * 32 * 4)
+    case = parse_case("gemm:64x32x16:bf16:bias+gelu")
+    assert Default().traffic_bytes(case) == case.compulsory_bytes()

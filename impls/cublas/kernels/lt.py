@@ -21,7 +21,9 @@ EPILOGUE = {"none": 1, "bias": 4, "bias+relu": 2 | 4, "bias+gelu": 32 | 4, "resi
 
 _DESC_TRANSA, _DESC_TRANSB, _DESC_EPILOGUE, _DESC_BIAS, _DESC_FAST_ACCUM, _DESC_BIAS_TYPE = 3, 4, 7, 8, 25, 26
 _LAYOUT_BATCH, _LAYOUT_STRIDE = 5, 6
-_PREF_WORKSPACE = 1
+_PREF_WORKSPACE, _PREF_REDUCTIONS = 1, 3
+# Of the ways to add up a split K: not in the output's type, in place (1) or in the workspace (4).
+_REDUCTION_IN_COMPUTE_TYPE = 2
 _CONFIG = {"id": 0, "tile": 1, "split_k": 2, "reduction": 3, "swizzle": 4, "custom": 5, "stages": 6, "cluster": 8}
 #: cuBLAS Library User Guide, cublasSetWorkspace: 32 MiB on Hopper and Blackwell.
 WORKSPACE_BYTES = 32 * 2**20
@@ -178,13 +180,16 @@ class Product:
         lt = _library()
         preference = ctypes.c_void_p()
         _check("cublasLtMatmulPreferenceCreate", lt.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)))
-        size = ctypes.c_size_t(WORKSPACE_BYTES)
-        _check(
-            "cublasLtMatmulPreferenceSetAttribute",
-            lt.cublasLtMatmulPreferenceSetAttribute(
-                preference, _PREF_WORKSPACE, ctypes.byref(size), ctypes.c_size_t(ctypes.sizeof(size))
-            ),
-        )
+        wanted: list[tuple[int, Any]] = [(_PREF_WORKSPACE, ctypes.c_size_t(WORKSPACE_BYTES))]
+        if DATA[self.problem.d.dtype] not in (DATA["f32"], DATA["i32"]):
+            wanted.append((_PREF_REDUCTIONS, ctypes.c_uint32(_REDUCTION_IN_COMPUTE_TYPE)))
+        for attribute, value in wanted:
+            _check(
+                "cublasLtMatmulPreferenceSetAttribute",
+                lt.cublasLtMatmulPreferenceSetAttribute(
+                    preference, attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value))
+                ),
+            )
         found, count = (_Heuristic * most)(), ctypes.c_int(0)
         a, b, d = self._layouts
         status = lt.cublasLtMatmulAlgoGetHeuristic(
