@@ -29,7 +29,7 @@ class GemmTiling:
     """Tiles of a GEMM.
 
     Attributes:
-        rows, cols: of C that a multiplying warpgroup holds.
+        rows, cols: of C that a multiplying warpgroup holds; of its transpose where ``swapped``.
         depth: of K in one step.
         stages: steps that are loaded ahead.
         consumers: warpgroups that multiply.
@@ -39,6 +39,8 @@ class GemmTiling:
         minor, width: the order of tiles: strips of ``width`` tiles along axis ``minor`` (0: M, 1: N), gone through along
             the other axis, there and back.
         store_bytes: bytes of a row of C that are stored at a time.
+        swapped: the transpose of C is computed: wgmma takes 64 rows at least, but 8 columns will do. For few rows of C;
+            consumers then lie along ``n``, and C is stored whole.
     """
 
     rows: int = 128
@@ -52,22 +54,37 @@ class GemmTiling:
     minor: int = 1
     width: int = 8
     store_bytes: int = 64
+    swapped: bool = False
+
+    @property
+    def part_m(self) -> int:
+        """Rows of C of a multiplying warpgroup."""
+        return self.cols if self.swapped else self.rows
+
+    @property
+    def part_n(self) -> int:
+        """Columns of C of a multiplying warpgroup."""
+        return self.rows if self.swapped else self.cols
 
     @property
     def block_m(self) -> int:
         """Rows of C of a block."""
-        return self.rows * (self.consumers if self.along == "m" else 1)
+        return self.part_m * (self.consumers if self.along == "m" else 1)
 
     @property
     def block_n(self) -> int:
         """Columns of C of a block."""
-        return self.cols * (self.consumers if self.along == "n" else 1)
+        return self.part_n * (self.consumers if self.along == "n" else 1)
+
+    def chunk(self, case: Gemm) -> int:
+        """Columns of C that are stored at a time."""
+        return self.part_n if self.swapped else min(self.cols, self.store_bytes // dtype(case.out).bytes)
 
     def shared_bytes(self, case: Gemm) -> int:
         """Shared memory of a block."""
         loaded = self.stages * self.depth * (self.block_m + self.block_n) * dtype(case.dtype).bytes
-        chunk = min(self.cols * dtype(case.out).bytes, self.store_bytes)
-        return loaded + self.consumers * 2 * self.rows * chunk + _SMALL_BYTES
+        stored = self.consumers * 2 * self.part_m * self.chunk(case) * dtype(case.out).bytes
+        return loaded + stored + _SMALL_BYTES
 
 
 @dataclass(frozen=True)
@@ -160,8 +177,11 @@ def _nearest(case: Gemm, kept: dict[str, GemmTiling]) -> str | None:
 
 def _untuned_gemm(case: Gemm) -> GemmTiling:
     depth = 128 // dtype(case.dtype).bytes
+    if case.m <= 64 and case.epilogue != "residual" and dtype(case.out).bytes == 2:
+        # Few rows: as wgmma's columns, and columns of C enough for one block on every multiprocessor.
+        few = next(size for size in (8, 16, 32, 64) if case.m <= size)
+        return GemmTiling(rows=64, cols=few, depth=2 * depth, stages=6, consumers=1, along="n", swapped=True)
     if case.m <= 64:
-        # Few rows: a warpgroup's 64 will do, and columns enough for one block on every multiprocessor.
         return GemmTiling(rows=64, cols=64, depth=2 * depth, stages=6, consumers=1)
     if case.dtype == "f8e4m3" and case.acc == "f32":
         return GemmTiling(rows=64, cols=128, depth=depth, stages=4)

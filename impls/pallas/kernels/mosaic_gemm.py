@@ -76,7 +76,7 @@ def _call(
     work = case.batch * tiles_m * tiles_n
     clusters = min(blocks // t.cluster, work)
     out = dtype(case.out).storage
-    chunk = min(t.cols, t.store_bytes // out.itemsize)
+    chunk = t.chunk(case)
     promoted = case.dtype == "f8e4m3" and case.acc == "f32"
     accumulator = plgpu.ACC((t.rows, t.cols), jnp.float32)
 
@@ -102,40 +102,51 @@ def _call(
         def _load() -> None:
             plgpu.set_max_registers(_LOADING, action="decrease")
 
-            def load(s: Any, _: None) -> None:
-                product, row, col = place(lax.div(s, steps))
-                slot = lax.rem(s, t.stages)
-
-                @pl.when(s >= t.stages)
-                def _() -> None:
-                    plgpu.barrier_wait(empty.at[slot])
-
+            def load_tile(i: Any, _: None) -> None:
+                product, row, col = place(i)
                 rows, cols = pl.ds(row, t.block_m), pl.ds(col, t.block_n)
-                depth = pl.ds(lax.rem(s, steps) * t.depth, t.depth)
-                a_tile = gmem["a"].at[product, depth, rows] if a_t else gmem["a"].at[product, rows, depth]
-                b_tile = gmem["b"].at[product, cols, depth] if b_t else gmem["b"].at[product, depth, cols]
-                for source, ring, shared in ((a_tile, a_smem, across > 1), (b_tile, b_smem, down > 1)):
-                    axes = "pair" if shared else None
-                    zeros = plgpu.OOBFillMode.ZEROS
-                    plgpu.copy_gmem_to_smem(source, ring.at[slot], full.at[slot], collective_axes=axes, oob_mode=zeros)
+
+                def load(ki: Any, _: None) -> None:
+                    s, depth = i * steps + ki, pl.ds(ki * t.depth, t.depth)
+                    slot = lax.rem(s, t.stages)
+
+                    @pl.when(s >= t.stages)
+                    def _() -> None:
+                        plgpu.barrier_wait(empty.at[slot])
+
+                    a_tile = gmem["a"].at[product, depth, rows] if a_t else gmem["a"].at[product, rows, depth]
+                    b_tile = gmem["b"].at[product, cols, depth] if b_t else gmem["b"].at[product, depth, cols]
+                    for source, ring, shared in ((a_tile, a_smem, across > 1), (b_tile, b_smem, down > 1)):
+                        plgpu.copy_gmem_to_smem(
+                            source,
+                            ring.at[slot],
+                            full.at[slot],
+                            collective_axes="pair" if shared else None,
+                            oob_mode=plgpu.OOBFillMode.ZEROS,
+                        )
+
+                lax.fori_loop(0, steps, load, None)
 
             def drain(s: Any, _: None) -> None:
                 plgpu.barrier_wait(empty.at[lax.rem(s, t.stages)])
 
-            lax.fori_loop(0, mine * steps, load, None)
+            lax.fori_loop(0, mine, load_tile, None)
             lax.fori_loop(jnp.maximum(mine * steps - t.stages, 0), mine * steps, drain, None)
 
         @pl.when(wg < t.consumers)
         def _multiply() -> None:
             plgpu.set_max_registers(_MULTIPLYING, action="increase")
-            row_of, col_of = (wg * t.rows, 0) if t.along == "m" else (0, wg * t.cols)
-            part_m = pl.ds(wg * t.rows, t.rows) if t.along == "m" else slice(None)
-            part_n = pl.ds(wg * t.cols, t.cols) if t.along == "n" else slice(None)
+            row_of, col_of = (wg * t.part_m, 0) if t.along == "m" else (0, wg * t.part_n)
+            part_m = pl.ds(wg * t.part_m, t.part_m) if t.along == "m" else slice(None)
+            part_n = pl.ds(wg * t.part_n, t.part_n) if t.along == "n" else slice(None)
 
             def operands(slot: Any) -> tuple[Any, Any]:
-                x = a_smem.at[slot, :, part_m].transpose((1, 0)) if a_t else a_smem.at[slot, part_m]
-                y = b_smem.at[slot, part_n].transpose((1, 0)) if b_t else b_smem.at[slot, :, part_n]
-                return x, y
+                """This warpgroup's A and B, (M, K) and (K, N); where swapped, their transposes in turn."""
+                x = a_smem.at[slot, :, part_m] if a_t else a_smem.at[slot, part_m]
+                y = b_smem.at[slot, part_n] if b_t else b_smem.at[slot, :, part_n]
+                if t.swapped:
+                    return (y if b_t else y.transpose((1, 0))), (x if a_t else x.transpose((1, 0)))
+                return (x.transpose((1, 0)) if a_t else x), (y.transpose((1, 0)) if b_t else y)
 
             def release(s: Any) -> None:
                 plgpu.barrier_arrive(empty.at[lax.rem(s, t.stages)])
@@ -179,21 +190,24 @@ def _call(
             def tile(i: Any, _: None) -> None:
                 product, row, col = place(i)
                 c = (summed_apart if promoted else summed)(i)
-                for number, first in enumerate(range(0, t.cols, chunk)):
+                for number, first in enumerate(range(0, t.part_n, chunk)):
                     slot = number % 2
-                    at = (product, pl.ds(row + row_of, t.rows), pl.ds(col + col_of + first, chunk))
-                    plgpu.wait_smem_to_gmem(1, wait_read_only=True)
-                    part = c[:, first : first + chunk]
+                    at = (product, pl.ds(row + row_of, t.part_m), pl.ds(col + col_of + first, chunk))
+                    # The slot's last store has been read: of others one may be under way, of the same none.
+                    plgpu.wait_smem_to_gmem(1 if t.part_n > chunk else 0, wait_read_only=True)
+                    part = c if t.swapped else c[:, first : first + chunk]
                     if "residual" in gmem:
                         into, barrier, zeros = c_smem.at[wg, slot], arrived.at[wg, slot], plgpu.OOBFillMode.ZEROS
                         plgpu.copy_gmem_to_smem(gmem["residual"].at[at], into, barrier, oob_mode=zeros)
                         plgpu.barrier_wait(arrived.at[wg, slot])
                         part = part + c_smem[wg, slot].astype(jnp.float32)
                     if "bias" in gmem:
-                        columns, layout = pl.ds(col + col_of + first, chunk), plgpu.Layout.WGMMA.reduce(0)
+                        axis, columns = 0 if t.swapped else 1, pl.ds(col + col_of + first, chunk)
+                        layout = plgpu.Layout.WGMMA.reduce(1 - axis)
                         added = plgpu.load(gmem["bias"], columns, layout=layout, optimized=False)
-                        part = part + lax.broadcast_in_dim(added.astype(jnp.float32), part.shape, [1])
-                    c_smem[wg, slot] = _activated(case.epilogue, part).astype(out)
+                        part = part + lax.broadcast_in_dim(added.astype(jnp.float32), part.shape, [axis])
+                    stored = c_smem.at[wg, slot].transpose((1, 0)) if t.swapped else c_smem.at[wg, slot]
+                    stored[...] = _activated(case.epilogue, part).astype(out)
                     plgpu.commit_smem()
                     plgpu.copy_smem_to_gmem(c_smem.at[wg, slot], c_gmem.at[at])
 
@@ -214,7 +228,7 @@ def _call(
         scratch_types=[
             tiles(a_shape, a.dtype),
             tiles(b_shape, b.dtype),
-            tiles((t.consumers, 2, t.rows, chunk), out),
+            tiles((t.consumers, 2, t.part_m, chunk), out),
             plgpu.Barrier(num_arrivals=2, num_barriers=t.stages),
             returned,
             plgpu.Barrier(num_barriers=(t.consumers, 2)) if residual is not None else None,
