@@ -62,6 +62,7 @@ class Captured:
         mode: str,
         device: Device,
         options: Mapping[str, Any] | None = None,
+        products: Sequence[Callable[..., torch.Tensor]] = (),
     ) -> None:
         """Nothing is compiled yet.
 
@@ -71,6 +72,7 @@ class Captured:
             mode: of ``torch.compile``: what Inductor may try.
             device: where it runs.
             options: of Inductor, beyond the mode's.
+            products: of two matrices, ``f(a, b, *, out)``, that Inductor races besides its own where the mode races.
         """
         import torch
 
@@ -84,6 +86,7 @@ class Captured:
             self.config["options"] = dict(options)
         self.artefacts: dict[str, str | bytes] = {}
         self._backend, self._mode, self._device, self._options = backend, mode, device, dict(options or {})
+        self._products = list(products)
         self._precision = torch.get_float32_matmul_precision()
         self._graphs = 0
         self._autotuned: list[dict[str, Any]] = []
@@ -183,6 +186,7 @@ class Captured:
 
         # Constants are not folded and weights not packed beforehand: every tensor is an input of the call.
         patches = dict(torch._inductor.list_mode_options(self._mode)) | {"freezing": False} | self._options
+        patches["external_matmul"] = self._products
         compiled = compile_fx(graph, inputs, inner_compile=self._compile_code, config_patches=patches)
         return compiled
 
