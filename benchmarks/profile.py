@@ -10,14 +10,14 @@ call's kernels ran, and lines that were still dirty in L2 at the end of the last
 drives out: ``write_back_bytes``. The sweep itself writes nothing. What the first sweep of the window writes, with L2
 clean before it, is the method's own and is recorded beside (``residue_bytes``), not subtracted. All metrics must be
 had in one pass: ncu would repeat each kernel otherwise, after restoring memory, and no repetition but the first would
-see a cold L2.
+see a cold L2. Copies and memsets are no kernels and are not counted.
 
-Copies and memsets are no kernels and are not counted. Tensor instructions are counted per warp: a warpgroup's
-``wgmma`` counts four times.
+Tensor operations are those executed, by the dtype of the operands: more than the nominal FLOPs where tiles hang over
+an edge or over a mask, fewer where the work was done elsewhere. Tensor instructions are counted per warp: a
+warpgroup's ``wgmma`` counts four times.
 
-Calibration. Every run counts two calls whose traffic and arithmetic are known: cuBLAS's bf16 4096^3, whose 2MNK over
-its tensor instructions gives the FLOPs of one, and a copy of 256 MiB, of which all must be read and all must be
-written.
+Calibration. Every run counts two calls whose traffic and arithmetic are known: cuBLAS's bf16 4096^3, whose tensor
+operations must be 2MNK, and a copy of 256 MiB, of which all must be read and all must be written.
 """
 
 from __future__ import annotations
@@ -48,12 +48,24 @@ COPY = ("ceilings.gpu", "ceiling:copy:256MiB:repeats=1")
 
 _READ, _WRITE, _L2 = "dram__bytes_read.sum", "dram__bytes_write.sum", "lts__t_bytes.sum"
 _BUSY = "gpu__time_duration.sum"
-# Warp instructions by tensor pipe: wgmma; mma.sync on floats; mma.sync on integers.
-_TENSOR = {pipe: f"sm__inst_executed_pipe_tensor_op_{pipe}.sum" for pipe in ("gmma", "hmma", "imma")}
-METRICS = (_READ, _WRITE, _L2, *_TENSOR.values(), _BUSY)
+# Operations by the operands' dtype: those of mma.sync and of wgmma. (sm__ops_path_tensor_op_hmma_* leaves wgmma out.)
+_OPERATIONS = {
+    name: f"sm__ops_path_tensor_src_{source}.sum"
+    for name, source in {
+        "tf32": "tf32_dst_fp32",
+        "f16": "fp16",
+        "bf16": "bf16_dst_fp32",
+        "f8": "fp8",
+        "i8": "int8",
+    }.items()
+}
+# Warp instructions: of all tensor pipes, and wgmma among them.
+_INSTRUCTIONS = {"all": "sm__inst_executed_pipe_tensor.sum", "wgmma": "sm__inst_executed_pipe_tensor_op_gmma.sum"}
+METRICS = (_READ, _WRITE, _L2, *_OPERATIONS.values(), *_INSTRUCTIONS.values(), _BUSY)
+_PASSES = "profiler__replayer_passes"
 # Architectures that have all of them.
 _ARCHITECTURES = ("sm_90",)
-_BASE_UNITS = {"byte", "inst", "ns", "nsecond"}
+_BASE_UNITS = {"", "byte", "inst", "ns"}
 
 _START_S, _PROGRAM_S = 90.0, 30.0
 _LONGEST_NAME = 160
@@ -93,7 +105,8 @@ class Window:
             "dram_write_bytes": round(total[_WRITE]),
             "write_back_bytes": round(self.after.values[_WRITE]),
             "l2_bytes": round(total[_L2]),
-            "tensor_instructions": {pipe: round(total[metric]) for pipe, metric in _TENSOR.items()},
+            "tensor_operations": {name: round(total[metric]) for name, metric in _OPERATIONS.items()},
+            "tensor_instructions": {name: round(total[metric]) for name, metric in _INSTRUCTIONS.items()},
             "busy_us": total[_BUSY] / 1e3,
         }
 
@@ -137,11 +150,6 @@ def read(log: str) -> list[Window]:
     errors = [line for line in lines if line.startswith("==ERROR==")]
     if errors:
         raise Unreadable(f"Nsight Compute says: {errors[0].removeprefix('==ERROR==').strip()}")
-    most = max(
-        (int(n) for n in re.findall(r"^==PROF== Profiling .* (\d+) pass(?:es)?\s*$", log, re.MULTILINE)), default=1
-    )
-    if most > 1:
-        raise Unreadable(f"Nsight Compute needed {most} passes: the counters of all but one did not see a cold L2.")
     return list(_windows(_kernels(lines)))
 
 
@@ -150,7 +158,7 @@ def _kernels(lines: Sequence[str]) -> Iterator[Kernel]:
     if start is None:
         raise Unreadable("Nsight Compute profiled nothing.")
     rows = csv.DictReader(line for line in lines[start:] if line.startswith('"'))
-    lacking = {"Kernel Name", *METRICS} - set(rows.fieldnames or ())
+    lacking = {"Kernel Name", _PASSES, *METRICS} - set(rows.fieldnames or ())
     if lacking:
         raise Unreadable(f"Nsight Compute's table has no {sorted(lacking)[0]}.")
     units = next(rows)
@@ -162,6 +170,8 @@ def _kernels(lines: Sequence[str]) -> Iterator[Kernel]:
             values = {metric: float(row[metric].replace(",", "")) for metric in METRICS}
         except ValueError:
             raise Unreadable(f"Nsight Compute has no number for a metric of {row['Kernel Name']}.") from None
+        if row[_PASSES] != "1":
+            raise Unreadable(f"Nsight Compute took {row[_PASSES]} passes: all but the first did not see a cold L2.")
         yield Kernel(row["Kernel Name"], values)
 
 

@@ -115,7 +115,8 @@ class Records:
             "dram_write_bytes": written,
             "write_back_bytes": back,
             "l2_bytes": 5,
-            "tensor_instructions": {"gmma": 3, "hmma": 4},
+            "tensor_operations": {"bf16": 3, "f8": 4},
+            "tensor_instructions": {"all": 2, "wgmma": 1},
         }
         self._add("profile", run, **{"case": case, "impl": impl, "status": "ok", "counters": counters} | fields)
 
