@@ -21,7 +21,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def exercised(lines: Iterable[dict[str, Any]]) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """(implementation, workload, device kind) -> how many cases were judged right and timed, and how many only judged."""
+    """(implementation, workload, device kind) -> how many cases were right and timed, and how many right, not timed."""
     kinds: dict[str, str] = {}
     timed: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     judged: dict[tuple[str, str, str], set[str]] = defaultdict(set)
@@ -35,7 +35,11 @@ def exercised(lines: Iterable[dict[str, Any]]) -> dict[tuple[str, str, str], tup
 
 
 def table(implementations: Iterable[Implementation], seen: dict[tuple[str, str, str], tuple[int, int]]) -> str:
-    """The table in Markdown: one row per stack and workload, variants and what was exercised per device kind."""
+    """The table in Markdown: one row per stack and workload, variants and how they were exercised per device kind.
+
+    Timed or judged says in how many cases of the records; ``conformance`` that no record has it and the conformance
+    tests judge it there, which run on CPUs; ``-`` that nothing has run it.
+    """
     rows: dict[tuple[str, str], list[Implementation]] = defaultdict(list)
     for one in implementations:
         if one.workload != "ceiling":
@@ -54,9 +58,12 @@ def _cell(
     for one in variants:
         if kind in one.devices:
             timed, judged = seen.get((one.name, workload, kind), (0, 0))
-            how = (
-                f"{timed} timed" if timed else f"{judged} judged" if judged else "conformance" if kind == "cpu" else "-"
-            )
+            if timed or judged:
+                how = f"{timed} timed" if timed else f"{judged} judged"
+            else:
+                how = "conformance" if kind == "cpu" else "-"
+            if kind in one.simulated_on:
+                how = f"simulated: {how}"
             parts.append(f"{one.name.partition('.')[2]} ({how})")
     return ", ".join(parts) or "-"
 

@@ -8,9 +8,9 @@ from impls import registry
 from impls.contract import Implementation
 
 
-def implementation(called, on):
+def implementation(called, on, simulated=()):
     class One(Implementation):
-        name, workload, devices, summary = called, "gemm", on, ""
+        name, workload, devices, summary, simulated_on = called, "gemm", on, "", simulated
 
         def prepare(self, case, device):
             raise NotImplementedError
@@ -36,6 +36,13 @@ def test_cases_are_counted_once_and_only_where_they_were_right():
     assert seen == {("a.x", "gemm", "cpu"): (1, 1), ("a.x", "gemm", "cuda"): (1, 0)}
     made = coverage.table([implementation("a.x", ("cpu", "cuda")), implementation("a.y", ("cpu",))], seen)
     assert made.splitlines()[2] == "| a | gemm | x (1 timed), y (conformance) | x (1 timed) |"
+
+
+def test_what_a_device_only_simulates_is_said():
+    seen = {("a.x", "gemm", "cpu"): (0, 2)}
+    chosen = [implementation(name, ("cuda", "cpu"), ("cpu",)) for name in ("a.x", "a.y")]
+    made = coverage.table(chosen, seen)
+    assert made.splitlines()[2] == "| a | gemm | x (simulated: 2 judged), y (simulated: conformance) | x (-), y (-) |"
 
 
 def test_the_table_is_put_between_its_marks():
