@@ -1,4 +1,4 @@
-"""Attention in Pallas: for Hopper GPUs in Mosaic GPU, and for TPUs."""
+"""Attention in Pallas: for Hopper GPUs in Mosaic GPU, by the older Triton lowering, and for TPUs."""
 
 from __future__ import annotations
 
@@ -55,6 +55,37 @@ class MosaicGpu(Implementation):
         interpret = plgpu.InterpretGPUParams() if device.kind == "cpu" else None
         function = mosaic_attention.function(case, chosen, interpret)
         return Compiled(case, device, function, tiling.record(chosen, source))
+
+
+class Triton(Implementation):
+    """Pallas' older GPU lowering: what a user gets who does not ask for Mosaic GPU."""
+
+    name: ClassVar[str] = "pallas.triton"
+    workload: ClassVar[str] = "attention"
+    devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
+    simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "the older lowering by Triton: fused forward pass, pointers, no TMA; on a CPU interpreted"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """TF32, backward passes, and f32 heads too wide for a multiprocessor."""
+        assert isinstance(case, Attention)
+        if case.dtype == "tf32":
+            return "The kernel multiplies what it is given."
+        if case.direction != "fwd":
+            return "Only the forward pass is written."
+        if case.d > 256:
+            return "A head of more than 256 does not fit a multiprocessor's registers."
+        return None
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Lowers and compiles the case."""
+        assert isinstance(case, Attention)
+        from impls.pallas.kernels import triton_attention
+        from impls.pallas.kernels.program import Compiled
+
+        chosen = tiling.triton_attention(case)
+        function = triton_attention.function(case, chosen, interpret=device.kind == "cpu")
+        return Compiled(case, device, function, tiling.record(chosen, "untuned"))
 
 
 class Tpu(Implementation):

@@ -1,4 +1,4 @@
-"""GEMM in Pallas: for Hopper GPUs in Mosaic GPU, and for TPUs."""
+"""GEMM in Pallas: for Hopper GPUs in Mosaic GPU, by the older Triton lowering, and for TPUs."""
 
 from __future__ import annotations
 
@@ -64,6 +64,37 @@ class MosaicGpu(Implementation):
         interpret = plgpu.InterpretGPUParams() if simulated else None
         function = mosaic_gemm.function(case, chosen, blocks, interpret)
         return Compiled(case, device, function, tiling.record(chosen, source))
+
+
+class Triton(Implementation):
+    """Pallas' older GPU lowering: what a user gets who does not ask for Mosaic GPU."""
+
+    name: ClassVar[str] = "pallas.triton"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
+    simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
+    summary: ClassVar[str] = "the older lowering by Triton: pointers, no TMA; on a CPU interpreted"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Groups, and sums that it cannot ask for."""
+        assert isinstance(case, Gemm)
+        if case.groups is not None:
+            return "The kernel has no groups."
+        if case.acc in ("f16", "fast") or case.dtype == "tf32":
+            return "The kernel accumulates in f32 and multiplies what it is given."
+        if case.dtype == "f8e4m3":
+            return "Pallas' Triton lowering promotes no sums of f8 products."
+        return None
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Lowers and compiles the case."""
+        assert isinstance(case, Gemm)
+        from impls.pallas.kernels import triton_gemm
+        from impls.pallas.kernels.program import Compiled
+
+        chosen = tiling.triton_gemm(case)
+        function = triton_gemm.function(case, chosen, interpret=device.kind == "cpu")
+        return Compiled(case, device, function, tiling.record(chosen, "untuned"))
 
 
 class Tpu(Implementation):

@@ -109,6 +109,45 @@ class AttentionTiling:
         return elements * dtype(case.dtype).bytes + _SMALL_BYTES
 
 
+@dataclass(frozen=True)
+class TritonGemmTiling:
+    """Tiles of a GEMM by the older lowering: rows and columns of C, of K a step; rows of tiles in a group."""
+
+    rows: int = 128
+    cols: int = 128
+    depth: int = 32
+    group: int = 8
+    warps: int = 4
+    stages: int = 4
+
+
+@dataclass(frozen=True)
+class TritonAttentionTiling:
+    """Tiles of a forward pass by the older lowering: queries of a program, keys of a step."""
+
+    rows: int = 128
+    keys: int = 64
+    warps: int = 4
+    stages: int = 3
+
+
+def triton_gemm(case: Gemm) -> TritonGemmTiling:
+    """Tiles no larger than the case; 128 x 128 where it is large. Triton multiplies 16 at least."""
+    depth = 64 // dtype(case.dtype).bytes
+    return TritonGemmTiling(_power(case.m), _power(case.n), min(depth, _power(case.k, 32)))
+
+
+def triton_attention(case: Attention) -> TritonAttentionTiling:
+    """128 queries and 64 keys; fewer keys where heads are wide, fewer queries where there are few."""
+    wide = case.d > 128
+    return TritonAttentionTiling(_power(case.sq), 32 if wide else 64, 8 if wide else 4, 2 if wide else 3)
+
+
+def _power(size: int, least: int = 16, most: int = 128) -> int:
+    """The least power of two that holds ``size``, within bounds."""
+    return min(most, max(least, 1 << (size - 1).bit_length()))
+
+
 def whole_tiles(case: Gemm) -> tuple[int, int, int]:
     """M, N and K as the operands must have them: rows of whole swizzled segments of 128 bytes, and whole groups of 8.
 
@@ -144,7 +183,7 @@ def attention(case: Attention, device_name: str) -> tuple[AttentionTiling, str]:
     return AttentionTiling(keys=64 if case.d > 128 else 128), "untuned"
 
 
-def record(tiling: GemmTiling | AttentionTiling, source: str) -> dict[str, Any]:
+def record(tiling: Any, source: str) -> dict[str, Any]:
     """For a program's ``config``."""
     return {**asdict(tiling), "tiling": source}
 

@@ -207,7 +207,7 @@ def _call(
                         added = plgpu.load(gmem["bias"], columns, layout=layout, optimized=False)
                         part = part + lax.broadcast_in_dim(added.astype(jnp.float32), part.shape, [axis])
                     stored = c_smem.at[wg, slot].transpose((1, 0)) if t.swapped else c_smem.at[wg, slot]
-                    stored[...] = _activated(case.epilogue, part).astype(out)
+                    stored[...] = activated(case.epilogue, part).astype(out)
                     plgpu.commit_smem()
                     plgpu.copy_smem_to_gmem(c_smem.at[wg, slot], c_gmem.at[at])
 
@@ -247,7 +247,8 @@ def _call(
     return kernel(*(x for x in (a, b, bias, residual) if x is not None))
 
 
-def _activated(epilogue: str, x: jax.Array) -> jax.Array:
+def activated(epilogue: str, x: jax.Array) -> jax.Array:
+    """The activation of an epilogue, which bias and residual have gone into."""
     if epilogue == "bias+relu":
         return jnp.maximum(x, 0.0)
     if epilogue == "bias+gelu":
