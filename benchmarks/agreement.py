@@ -48,8 +48,9 @@ from impls.contract import Program
 from impls.workloads.base import Case, parse_case
 from impls.workloads.dtypes import dtype
 
-#: Implementation and case of every call, from 3 us to 1.4 ms on an H200.
+#: Implementation and case of every call: the least there is, and from 3 us to 1.4 ms on an H200.
 CALLS = {
+    "least launch": ("ceilings.gpu", "ceiling:launch"),
     "GEMM 256^3": ("cublas.default", "gemm:256x256x256:bf16"),
     "GEMM 1024^3": ("cublas.default", "gemm:1024x1024x1024:bf16"),
     "GEMM M=16, N=K=8192": ("cublas.default", "gemm:16x8192x8192:bf16:nt"),
@@ -60,19 +61,19 @@ CALLS = {
 #: Cases of the twins: about 10 us and above 1 ms.
 TWINS = ("gemm:1024x1024x2048:bf16", "gemm:8192x8192x8192:bf16")
 _EFFECTS = ("GEMM 1024^3", "GEMM M=16, N=K=8192", "GEMM 4096^3", "GEMM 8192^3")
-_IDLE, _SUSTAINED = ("GEMM 1024^3", "GEMM 4096^3"), ("GEMM 4096^3", "GEMM 8192^3")
+_IDLE, _SUSTAINED = ("GEMM 4096^3",), ("GEMM 4096^3", "GEMM 8192^3")
 
 #: Agreement: within so much of our time where it is above ``LONG_US``, within so many us below.
 LONG_US, SHARE, CONSTANT_US = 200.0, 0.02, 2.0
 #: Twins: how far a run's ratio may be from one, for calls from 1 ms and for shorter ones.
 TWIN_MS, TWIN_BOUNDS = 1.0, (0.002, 0.01)
 
-# Rounds of (ours, nvbench); calls of each; calls under ncu, which takes some 0.1 s for each.
-_ROUNDS, _CALLS, _NCU_CALLS = 3, 40, 12
+# Rounds of (ours, nvbench); calls of each; calls under ncu.
+_ROUNDS, _CALLS, _NCU_CALLS = 3, 40, 10
 _RUNS, _RUN_ROUNDS, _RUN_CALLS = 5, 8, 24
 _EFFECT_ROUNDS, _EFFECT_CALLS, _IDLE_S, _IDLE_TIMES = 6, 12, 2.5, 3
 # Seconds that a part may take.
-_LIMITS = {"nvbench": 40, "ncu": 40, "effects": 75, "twins": 90}
+_LIMITS = {"nvbench": 60, "ncu": 30, "effects": 60, "twins": 60}
 _NCU_METRICS = {"gpu__time_duration.sum": "time_us", "sm__cycles_elapsed.avg.per_second": "clock_mhz"}
 _SEED = 20
 
@@ -182,36 +183,50 @@ class _DefaultStream:
         return (0, 0)
 
 
-def part_nvbench(call: str, folder: Path) -> dict[str, Any]:
-    """Ours and nvbench's in turn."""
+def part_nvbench(folder: Path) -> dict[str, Any]:
+    """Per call: ours and nvbench's in turn, round by round; nvbench runs once in the life of a process."""
     import cuda.bench as bench
 
-    built = Built.of(call, folder)
-    ours: list[dict[str, float]] = []
-    cupti.tracer()
+    built: dict[str, Built] = {}
+    seen: dict[str, dict[str, list[dict[str, float]]]] = {c: {"harness": [], "observed": []} for c in CALLS}
+    failed: dict[str, str] = {}
 
     def in_turn(state: Any) -> None:
-        state.set_stream(_DefaultStream())
-        ours.append(_harness(built, _CALLS))
-        gpus.gpu().ramp_up()
-        with cupti.tracer().off():
-            state.exec(lambda launch: built.program.run(built.loaded), batched=False)
+        call = state.get_string("call")
+        try:
+            if call not in built:
+                built[call] = Built.of(call, folder)
+            one = built[call]
+            seen[call]["harness"].append(_harness(one, _CALLS))
+            seen[call]["observed"].append(observe(one, _CALLS))
+            state.set_stream(_DefaultStream())
+            gpus.gpu().ramp_up()
+            with cupti.tracer().off():
+                state.exec(lambda launch: one.program.run(one.loaded), batched=False)
+        except Exception as error:
+            failed[call] = f"{type(error).__name__}: {error}"
+            state.skip("failed")
 
     benchmark = bench.register(in_turn)
+    benchmark.add_string_axis("call", list(CALLS))
     benchmark.add_int64_axis("round", list(range(_ROUNDS)))
     benchmark.set_stopping_criterion("sample-count")
     benchmark.set_criterion_param_int64("target-samples", _CALLS)
     file = folder / "nvbench.json"
     bench.run_all_benchmarks(["agreement", "--json", str(file), "--quiet"])
     theirs = nvbench_times(json.loads(file.read_text()))
-    again = [observe(built, _CALLS) for _ in range(_ROUNDS)]
-    figures = ("span_us", "busy_us", "kernels_us", "clock_mhz")
     return {
-        "harness": {f: _median([o[f] for o in ours]) for f in ("span_us", "clock_mhz")},
-        "observed": {f: _median([o[f] for o in again]) for f in figures},
-        "nvbench": {f: _median([t[f] for t in theirs]) for f in theirs[0]},
-        "rounds": [{"harness_us": o["span_us"], "nvbench_us": t["time_us"]} for o, t in zip(ours, theirs, strict=True)],
+        call: {"failed": failed.get(call, "nvbench took no time.")}
+        if call not in theirs or call in failed
+        else {name: _medians(runs) for name, runs in (seen[call] | {"nvbench": theirs[call]}).items()}
+        for call in CALLS
     }
+
+
+def _medians(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Medians over runs, and the time of each in ``runs_us``."""
+    time = "time_us" if "time_us" in runs[0] else "span_us"
+    return {f: _median([r[f] for r in runs]) for f in runs[0]} | {"runs_us": [round(r[time], 3) for r in runs]}
 
 
 def part_launches(call: str, folder: Path) -> dict[str, Any]:
@@ -292,10 +307,15 @@ def _sustained(built: Built, burst_us: float) -> dict[str, float]:
 
 
 def part_twins(folder: Path) -> dict[str, Any]:
-    """The same case in two worker processes, in turn; new processes for every run. Per case: the runs' ratios."""
+    """The same case in two worker processes, in turn; new processes for every run.
+
+    Returns:
+        Per case the median time, the ratio of every run, and how far the rounds of a run scatter (median over runs).
+    """
     device = machine.device("cuda")
     drawn = json.loads((folder / "inputs.json").read_text())
     ratios: dict[str, list[float]] = {case: [] for case in TWINS}
+    scatter: dict[str, list[float]] = {case: [] for case in TWINS}
     times: dict[str, list[float]] = {case: [] for case in TWINS}
     for run in range(_RUNS):
         pool = Pool(session.ROOT, device, device.threads)
@@ -310,20 +330,26 @@ def part_twins(folder: Path) -> dict[str, Any]:
                     pair = {w.replica: _twin_block(w, case) for w in (workers if (run + number) % 2 else workers[::-1])}
                     pairs.append((pair[0], pair[1]))
                 ratios[case].append(twin_ratio(pairs))
+                scatter[case].append(spread(pairs))
                 times[case] += [a for a, _ in pairs]
         finally:
             pool.stop()
-    return {case: {"time_us": _median(times[case]), "ratios": ratios[case]} for case in TWINS}
+    return {
+        case: {"time_us": _median(times[case]), "ratios": ratios[case], "spread": _median(scatter[case])}
+        for case in TWINS
+    }
 
 
 def _loaded(worker: Worker, drawn: Mapping[str, Any]) -> None:
     for case in TWINS:
         worker.call("prepare", 120, program=case, impl="cublas.default", case=case)
-        worker.call("load", 60, program=case, set=0, inputs=drawn[case])
+        for which in (0, 1):
+            worker.call("load", 60, program=case, set=which, inputs=drawn[case])
 
 
 def _twin_block(worker: Worker, case: str) -> float:
-    block = worker.call("block", 60, program=case, sets=[0] * (_RUN_CALLS + 1), keep={}, poison=False)
+    sets = [number % 2 for number in range(_RUN_CALLS + 1)]
+    block = worker.call("block", 60, program=case, sets=sets, keep={}, poison=False)
     return _median(block["samples_us"][1:])
 
 
@@ -339,6 +365,12 @@ def twin_ratio(pairs: Sequence[tuple[float, float]]) -> float:
     return round(float(np.median([a / b for a, b in pairs])), 6)
 
 
+def spread(pairs: Sequence[tuple[float, float]]) -> float:
+    """Half the interquartile range of the rounds' ratios: what a round adds, beside what the processes differ by."""
+    low, high = np.percentile([a / b for a, b in pairs], [25, 75])
+    return round(float(high - low) / 2, 6)
+
+
 def agrees(ours_us: float, theirs_us: float) -> bool:
     """Whether two times of the same call are within the bounds."""
     bound = SHARE * ours_us if ours_us > LONG_US else CONSTANT_US
@@ -351,20 +383,19 @@ def twins_agree(time_us: float, ratios: Sequence[float]) -> bool:
     return all(abs(r - 1) <= bound for r in ratios)
 
 
-def nvbench_times(document: Mapping[str, Any]) -> list[dict[str, float]]:
-    """Per state of nvbench's JSON: median cold GPU time in us, and its SM clock in MHz.
+def nvbench_times(document: Mapping[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """Of nvbench's JSON, per value of the axis ``call``: median cold GPU time in us and SM clock in MHz of its runs.
 
-    Raises:
-        ValueError: a state was skipped, or holds no time.
+    Skipped runs are left out.
     """
-    found = []
+    found: dict[str, list[dict[str, float]]] = {}
     for state in document["benchmarks"][0]["states"]:
-        values = {s["tag"]: {d["name"]: d["value"] for d in s["data"]} for s in state.get("summaries") or ()}
-        tag = next((t for t in ("nv/cold/time/gpu/median", "nv/cold/time/gpu/mean") if t in values), None)
-        if state.get("is_skipped") or tag is None:
-            raise ValueError(f"nvbench took no time: {state.get('skip_reason') or sorted(values)}")
-        clock = values.get("nv/cold/sm_clock_rate/mean", {}).get("value", "nan")
-        found.append({"time_us": float(values[tag]["value"]) * 1e6, "clock_mhz": float(clock) / 1e6})
+        if state["is_skipped"]:
+            continue
+        call = next(axis["value"] for axis in state["axis_values"] if axis["name"] == "call")
+        values = {s["tag"]: {d["name"]: d["value"] for d in s["data"]} for s in state["summaries"]}
+        seconds, hertz = (float(values[t]["value"]) for t in ("nv/cold/time/gpu/median", "nv/cold/sm_clock_rate/mean"))
+        found.setdefault(call, []).append({"time_us": seconds * 1e6, "clock_mhz": hertz / 1e6})
     return found
 
 
@@ -461,10 +492,10 @@ def study(write: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         folder = Path(name)
         try:
             _draw(arena, folder)
+            timed = _part("nvbench", folder)
             for call, (impl, case) in CALLS.items():
-                one: dict[str, Any] = {"impl": impl, "case": case}
+                one: dict[str, Any] = {"impl": impl, "case": case, **(timed if "failed" in timed else timed[call])}
                 document["calls"][call] = one
-                one.update(_part("nvbench", folder, call))
                 one["ncu"] = _ncu(call, folder)
                 one["agrees"] = _verdicts(one)
                 write(document)
@@ -541,12 +572,17 @@ def markdown(document: Mapping[str, Any]) -> str:
             + (f"{us(ncu)} | {ncu - kernels:+.2f} us, {100 * (ncu / kernels - 1):+.1f} %" if ncu else "failed | ")
             + f" | {', '.join('-' if c is None else f'{c:.0f}' for c in clocks)} MHz |"
         )
-    lines += ["", "| case | time | ratio of the twins in each run | within |", "|---|---|---|---|"]
+    lines += [
+        "",
+        "| case | time | ratio of the twins in each run | spread of rounds | within |",
+        "|---|---|---|---|---|",
+    ]
     for case, seen in document.get("twins", {}).items():
         if isinstance(seen, dict):
             bound = TWIN_BOUNDS[0 if seen["time_us"] >= 1e3 * TWIN_MS else 1]
             ratios = ", ".join(f"{r:.4f}" for r in seen["ratios"])
-            lines.append(f"| {case} | {us(seen['time_us'])} us | {ratios} | {100 * bound:g} %: {seen['agree']} |")
+            agree = f"{100 * bound:g} %: {'yes' if seen['agree'] else 'no'}"
+            lines.append(f"| {case} | {us(seen['time_us'])} us | {ratios} | {100 * seen['spread']:.2f} % | {agree} |")
     lines += ["", "| call | change | time | of ours | clock |", "|---|---|---|---|---|"]
     for call, effects in document.get("effects", {}).items():
         for change, seen in effects.items() if isinstance(effects, dict) else ():
@@ -570,7 +606,7 @@ def main() -> None:
     if arguments.part:
         folder = Path(arguments.folder)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
-            "nvbench": lambda: part_nvbench(arguments.call, folder),
+            "nvbench": lambda: part_nvbench(folder),
             "launches": lambda: part_launches(arguments.call, folder),
             "effects": lambda: part_effects(folder),
             "twins": lambda: part_twins(folder),

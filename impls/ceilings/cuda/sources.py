@@ -172,7 +172,10 @@ FMA = (
 extern "C" __global__ void __launch_bounds__(512, 1) multiply_add(
     const float *a, const float *b, unsigned int *totals, unsigned long long *ticket, int *c,
     unsigned long long repeats) {
-    int y = threadIdx.x % 64 / 8 * 8, x = threadIdx.x % 8 * 8;
+    __shared__ unsigned int sums[64][64];  // element of a thread's 8 x 8, thread of a group: no bank conflicts
+    for (int i = threadIdx.x; i < 4096; i += 512) sums[i / 64][i % 64] = 0;
+    __syncthreads();
+    int tile = threadIdx.x % 64, y = tile / 8 * 8, x = tile % 8 * 8;
     int mine = (int)(repeats / gridDim.x + (blockIdx.x < repeats % gridDim.x));
     for (int k = threadIdx.x / 64; k < 64; k += 8) {
         float u[8], v[8];
@@ -183,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) multiply_add(
             int chunk = left < 4096 ? left : 4096;
             left -= chunk;
             float d[8][8] = {};
-            #pragma unroll 4
+            #pragma unroll 8
             for (int r = 0; r < chunk; r++) {
                 #pragma unroll
                 for (int i = 0; i < 8; i += 2) {
@@ -196,13 +199,13 @@ extern "C" __global__ void __launch_bounds__(512, 1) multiply_add(
                 }
             }
             #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                #pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    atomicAdd(&totals[64 * (y + i) + x + j], (unsigned int)__float2int_rn(d[i][j]));
-                }
-            }
+            for (int i = 0; i < 64; i++) atomicAdd(&sums[i][tile], (unsigned int)__float2int_rn(d[i / 8][i % 8]));
         }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 4096; i += 512) {
+        int row = i % 64 / 8 * 8 + i / 512, column = i % 8 * 8 + i / 64 % 8;
+        atomicAdd(&totals[64 * row + column], sums[i / 64][i % 64]);
     }
     if (last_block(ticket)) {
         for (int i = threadIdx.x; i < 4096; i += 512) { c[i] = __ldcg(&totals[i]) & 0x7fffffff; totals[i] = 0; }
