@@ -75,7 +75,7 @@ def _place(
         yield _table(heads, "llrrrrr", [_leaving(d) for d in leave], most["leave"])
     others = [d for d in decisions if d["answer"] != "leave"]
     if others:
-        yield "<details><summary>The other cases</summary>\n"
+        yield f"<details><summary>{'The other' if leave else 'All'} cases</summary>\n"
         heads = ["case", "answer", "best beside the baseline", "speedup", "of the limit"]
         yield _table(heads, "lllrr", [_staying(d) for d in others], most["cases"])
         yield "</details>\n"

@@ -383,6 +383,11 @@ def _where(place: Mapping[str, Any], places: Sequence[Any]) -> str:
     return f"{place['device']} ({place['machine']}{threads}, {place['regime']}): "
 
 
+def _counted(number: int, one: str, several: str) -> str:
+    """``1 result is``, ``2 results are``."""
+    return f"{number:,} {one if number == 1 else several}"
+
+
 def _notes_of(where: str, place: Mapping[str, Any], made: pd.DataFrame, decisions: Sequence[Decision]) -> list[str]:
     if made.empty:
         return [f"{where}Only ceilings were measured."]
@@ -399,15 +404,17 @@ def _notes_of(where: str, place: Mapping[str, Any], made: pd.DataFrame, decision
         beyond = int((made["sol_fraction"] > 1).sum())
         if beyond:
             notes.append(
-                f"{where}{beyond} results are faster than the ceilings that were measured (more than 100 % of the "
-                "limit): the ceilings were measured while the machine was busy or slower. Measure them again."
+                f"{where}{_counted(beyond, 'result is', 'results are')} faster than the ceilings (more than 100 % of "
+                "the limit): the ceilings were measured while the machine was busy or slower. Measure them again."
             )
     if made["impl"].nunique() == 1:
         notes.append(f"{where}Only {made['impl'].iloc[0]} was measured: there is nothing to compare it with.")
     without = [d.case for d in decisions if d.answer == "no baseline"]
     if without:
         named = ", ".join(without[:3]) + (" ..." if len(without) > 3 else "")
-        notes.append(f"{where}{len(without)} cases have no time of the baseline, so no ratio: {named}.")
+        notes.append(
+            f"{where}{_counted(len(without), 'case has', 'cases have')} no time of the baseline, so no ratio: {named}."
+        )
     if place["noise_floor"] is None:
         notes.append(
             f"{where}No A/A pair was measured (the baseline in a second process): the noise between processes is "
@@ -420,11 +427,13 @@ def _notes_of(where: str, place: Mapping[str, Any], made: pd.DataFrame, decision
         )
     incomplete = int((~made["complete"].astype(bool)).sum())
     if incomplete:
-        notes.append(f"{where}{incomplete} results have fewer rounds than their run had planned.")
+        notes.append(
+            f"{where}{_counted(incomplete, 'result has', 'results have')} fewer rounds than the run had planned."
+        )
     methods = sorted({m for m in made.loc[made["rounds"] > 0, "method"] if isinstance(m, str)})
     if len(methods) > 1:
         notes.append(f"{where}Times were taken by {' and '.join(methods)}; these are never compared.")
     unreadable = made.loc[made["dtype"].isna(), "case"].nunique()
     if unreadable:
-        notes.append(f"{where}{unreadable} case ids cannot be read here, so their work is unknown.")
+        notes.append(f"{where}{_counted(unreadable, 'case id', 'case ids')} cannot be read here: the work is unknown.")
     return notes

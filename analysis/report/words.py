@@ -183,15 +183,17 @@ def _sentences(of: Sequence[Row], answers: Mapping[str, int], baseline: str | No
     parts = [text.format(answers[name]) for name, text in rest.items() if 0 < answers.get(name, 0) < compared]
     if parts:
         sentences.append(_capital(", ".join(parts)) + ".")
-    lost = sum(answers.get(a, 0) for a in ("uncompared", "alone", "no baseline", "nothing"))
+    lost = {a: answers[a] for a in ("uncompared", "alone", "no baseline", "nothing") if a in answers}
     if lost:
-        sentences.append(f"{count(lost, 'case')} could not be compared.")
+        why = " or ".join(ANSWERS[a] + (f" ({number})" if len(lost) > 1 else "") for a, number in lost.items())
+        sentences.append(f"{count(sum(lost.values()), 'case')} could not be compared: {why}.")
     shares = sorted(d["sol_fraction"] for d in of if d["sol_fraction"] is not None)
     if shares:
         reach = percent(shares[0]) if len(shares) == 1 else f"{percent(shares[0])} to {percent(shares[-1])}"
         middle = f" (median {percent(median(shares))})" if len(shares) > 2 else ""
-        verb = "The choice reaches" if len(shares) == 1 else "The choices reach"
-        sentences.append(f"{verb} {reach}{middle} of what the measured ceilings allow.")
+        verb = "the choice reaches" if len(shares) == 1 else "the choices reach"
+        where = "Where the limit is known, " if len(shares) < len(of) else ""
+        sentences.append(_capital(f"{where}{verb} {reach}{middle} of what the measured ceilings allow."))
     return sentences
 
 

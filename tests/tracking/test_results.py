@@ -221,6 +221,15 @@ def test_another_results_folder_is_filed_within_itself(repository):
     assert not (repository.folder / "results").exists()
 
 
+def test_studies_beside_the_records_are_passed_over_in_silence(repository):
+    commit = repository.commit()
+    repository.measure(BASELINES, commit=commit)
+    for folder in ("", "box"):
+        (repository.folder / "results" / "records" / folder / "study.json").write_text("{}")
+    assert "Skipping" not in repository.run("benchmarks.tracking", "publish")
+    assert "Skipping" not in repository.run("asv", "show", commit)
+
+
 def test_asv_run_writes_what_ingesting_the_same_records_writes(repository, monkeypatch):
     commit = repository.commit()
     here = json.loads(repository.run("tests.tracking.machine"))
