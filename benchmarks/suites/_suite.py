@@ -139,12 +139,21 @@ def _measurement(suite: type[Suite]) -> Callable[..., Any]:
 
 @functools.cache
 def _params(suite: type[Suite]) -> list[list[Any]]:
-    kind = machine.default_device().kind
-    impls = [i.name for i in registry.implementations() if i.workload == suite.workload and kind in i.devices]
+    impls = implementations_here(suite)
     places = [place for case in cases_here(suite) if (place := suite.place(case)) is not None]
     return [
         [Name(v) if isinstance(v, str) else v for v in values]
         for values in in_order(suite, impls, *zip(*places, strict=True))
+    ]
+
+
+def implementations_here(suite: type[Suite]) -> list[str]:
+    """The implementations of the suite's workload that are timed on this machine's device."""
+    kind = machine.default_device().kind
+    return [
+        i.name
+        for i in registry.implementations()
+        if i.workload == suite.workload and kind in i.devices and kind not in i.simulated_on
     ]
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from analysis import frame as frames
 from benchmarks.engine import machine, records, session
-from benchmarks.suites._suite import MEASUREMENT_S, Place, Suite, cases_here
+from benchmarks.suites._suite import MEASUREMENT_S, Place, Suite, cases_here, implementations_here
 from benchmarks.tracking import plugin, results
-from impls import registry
 from impls.workloads.base import Case
 
 
@@ -32,8 +31,7 @@ def of(suite: type[Suite]) -> dict[Place, dict[str, Any]]:
     """
     folder, commit = Path(os.environ["RIDGEMARK_RESULTS"]), os.environ["RIDGEMARK_COMMIT"]
     found = _read(suite, folder, commit)
-    device = machine.default_device()
-    wanted = [i.name for i in registry.implementations() if i.workload == suite.workload and device.kind in i.devices]
+    wanted = implementations_here(suite)
     lacking: dict[Case, list[str]] = {}
     for case in cases_here(suite):
         names = [name for name in wanted if (case.id, name) not in found]

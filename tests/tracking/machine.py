@@ -4,10 +4,11 @@ import json
 from dataclasses import asdict
 
 from benchmarks.engine import machine
-from impls import registry
+from benchmarks.suites._suite import implementations_here
+from benchmarks.suites.gemm import Square
 
 device = machine.default_device()
-names = {i.name for i in registry.implementations() if i.workload == "gemm" and device.kind in i.devices}
+names = set(implementations_here(Square))
 print(
     json.dumps(
         {

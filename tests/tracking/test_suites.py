@@ -5,9 +5,11 @@ import sys
 import pytest
 
 from benchmarks.engine import cases as case_files
+from benchmarks.engine import machine
 from benchmarks.engine.session import ROOT
 from benchmarks.suites._suite import CASES, METRICS
 from benchmarks.tracking.results import SUITES
+from impls import registry
 from impls.workloads.base import parse_case
 
 PLACES = {
@@ -92,6 +94,8 @@ def test_parameters_are_plain_words_with_the_baseline_first(discovered):
     square = discovered["gemm.Square.track_time"]
     assert square["param_names"] == ["impl", "dtype", "n"]
     impls, dtypes, sizes = square["params"]
+    simulated = {i.name for i in registry.implementations() if machine.default_device().kind in i.simulated_on}
+    assert not simulated & set(impls)
     assert impls[0] in ("blas.default", "cublas.default") and impls[1:] == sorted(impls[1:])
     assert "'" not in str(impls[0])
     assert dtypes == sorted(dtypes)
