@@ -77,7 +77,12 @@ class Arena:
         self._made = 0
 
     def array(self, shape: Sequence[int], dtype_name: str) -> tuple[np.ndarray, Descriptor]:
-        """A new C-contiguous array of zeros, and its descriptor.
+        """A new C-contiguous array of zeros, and its descriptor. Raises NoRoom as ``place`` does."""
+        descriptor = self.place(shape, dtype_name)
+        return view(descriptor), descriptor
+
+    def place(self, shape: Sequence[int], dtype_name: str) -> Descriptor:
+        """Room for an array of zeros that this process does not look at itself: mapping one takes half a second a GiB.
 
         Raises:
             NoRoom: it fits neither into shared memory nor into the temporary folder.
@@ -86,14 +91,13 @@ class Arena:
         shape = tuple(int(n) for n in shape)
         nbytes = math.prod(shape) * storage.itemsize
         path = self._reserve(max(nbytes, 1))
-        descriptor: Descriptor = {
+        return {
             "path": str(path),
             "dtype": dtype_name,
             "shape": list(shape),
             "strides": _strides(shape, storage.itemsize),
             "offset": 0,
         }
-        return view(descriptor), descriptor
 
     def put(self, array: np.ndarray, dtype_name: str) -> Descriptor:
         """A copy of ``array``.

@@ -79,9 +79,13 @@ class Judge:
         """The verdict on the inputs as they are after calls: bit for bit what was given."""
         for name, given in self._inputs[variant].items():
             before, after = (np.ascontiguousarray(a).view(np.uint8).reshape(-1) for a in (given, inputs[name]))
+            # Word by word is a few times faster, and enough where nothing differs.
+            words = before.size // 8 * 8
+            rest = before[words:], after[words:]
+            if np.array_equal(before[:words].view(np.uint64), after[:words].view(np.uint64)) and np.array_equal(*rest):
+                continue
             changed = int(np.count_nonzero(before != after))
-            if changed:
-                return Verdict(f"It wrote to its input {name} ({changed} bytes differ after the call).")
+            return Verdict(f"It wrote to its input {name} ({changed} bytes differ after the call).")
         return Verdict(None)
 
     def _compare(self, variant: int, outputs: Mapping[str, np.ndarray]) -> Verdict:

@@ -83,7 +83,7 @@ class Reference:
     def ask(self, case: Case, seed: int, arena: buffers.Arena) -> Asked:
         """Start making the inputs (variant v from seed + v) and references of ``case``."""
         descriptors = [
-            {name: arena.array(spec.shape, spec.dtype)[1] for name, spec in case.input_specs().items()}
+            {name: arena.place(spec.shape, spec.dtype) for name, spec in case.input_specs().items()}
             for _ in range(VARIANTS)
         ]
         return Asked(case, descriptors, self._process.submit(_make, case.id, seed, descriptors), seed)

@@ -1,0 +1,94 @@
+"""What other tools print is read right; bounds and ratios are what they say. Samples in ``recorded`` are of an H200."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import agreement
+from impls import registry
+from impls.contract import Device
+from impls.workloads.base import parse_case
+
+RECORDED = Path(__file__).parent / "recorded"
+H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 150 * 10**9, frozenset())
+
+
+@pytest.mark.parametrize("call", agreement.CALLS)
+def test_every_call_is_a_case_that_its_implementation_takes(call):
+    name, case_id = agreement.CALLS[call]
+    case = parse_case(case_id)
+    assert case.id == case_id
+    assert registry.refusal(registry.find(name, case.workload), case, H200) is None
+
+
+def test_twins_are_about_ten_microseconds_and_above_one_millisecond():
+    short, long = (parse_case(c) for c in agreement.TWINS)
+    assert 5e-6 < short.flops() / 989e12 * 1.5 < 15e-6
+    assert long.flops() / 989e12 > 1e-3
+
+
+def test_ncu_s_table_is_read_with_its_units():
+    kernels = agreement.ncu_kernels((RECORDED / "ncu.csv").read_text())
+    assert [k["kernel"].partition("_")[0] for k in kernels] == ["nvjet"] * 4
+    assert [round(k["time_us"], 3) for k in kernels] == [175.04, 173.376, 173.024, 173.312]
+    assert kernels[0]["clock_mhz"] == pytest.approx(1618.727927)
+
+
+def test_ncu_without_a_table_or_with_another_unit_is_an_error():
+    text = (RECORDED / "ncu.csv").read_text()
+    with pytest.raises(ValueError, match="no table"):
+        agreement.ncu_kernels("==ERROR== The application returned an error code (1).\n")
+    with pytest.raises(ValueError, match="fortnight"):
+        agreement.ncu_kernels(text.replace('"ns"', '"fortnight"'))
+
+
+def test_a_call_s_kernels_add_up_and_the_longest_gives_the_clock():
+    kernels = [
+        {"time_us": 2.0, "clock_mhz": 1900.0},
+        {"time_us": 10.0, "clock_mhz": 1500.0},
+        {"time_us": 4.0, "clock_mhz": 1901.0},
+        {"time_us": 12.0, "clock_mhz": 1502.0},
+    ]
+    assert agreement.ncu_calls(kernels, 2) == {"kernels_us": 14.0, "clock_mhz": 1501.0, "kernels": 2}
+    with pytest.raises(ValueError, match="4 kernels in 3 calls"):
+        agreement.ncu_calls(kernels, 3)
+    with pytest.raises(ValueError, match="0 kernels"):
+        agreement.ncu_calls([], 3)
+
+
+def test_agreement_is_a_share_of_long_times_and_a_constant_of_short_ones():
+    assert agreement.agrees(1000.0, 1019.9) and agreement.agrees(1000.0, 980.1)
+    assert not agreement.agrees(1000.0, 1020.1) and not agreement.agrees(1000.0, 979.9)
+    assert agreement.agrees(5.0, 6.9) and agreement.agrees(150.0, 148.1)
+    assert not agreement.agrees(5.0, 7.1) and not agreement.agrees(150.0, 147.9)
+
+
+def test_twins_are_held_to_a_fifth_of_a_percent_from_a_millisecond_on():
+    assert agreement.twins_agree(1000.0, [1.0019, 0.9981])
+    assert not agreement.twins_agree(1000.0, [1.0, 0.9979])
+    assert agreement.twins_agree(999.0, [1.0099, 0.9901])
+    assert not agreement.twins_agree(10.0, [1.0, 1.0101])
+
+
+def test_a_ratio_is_the_median_of_the_rounds_and_its_spread_half_their_middle_half():
+    pairs = [(102.0, 100.0), (99.0, 100.0), (101.0, 100.0), (300.0, 100.0), (100.0, 100.0)]
+    assert agreement.twin_ratio(pairs) == 1.01
+    assert agreement.spread(pairs) == pytest.approx((1.02 - 1.0) / 2)
+    # A drift that both see does not show.
+    assert agreement.twin_ratio([(10.0, 10.0), (20.0, 20.0), (40.0, 40.0)]) == 1.0
+
+
+def test_a_failed_part_says_how_and_keeps_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(agreement, "_LIMITS", {"nvbench": 60, "effects": 60})
+    no_inputs = agreement._part("effects", tmp_path)
+    assert set(no_inputs) == {"failed"} and no_inputs["failed"]
+    monkeypatch.setattr(agreement, "_LIMITS", {"effects": 0.01})
+    assert agreement._part("effects", tmp_path) == {"failed": "It took more than 0.01 s."}
+    assert "No such file" in agreement._part("effects", tmp_path, wrapper=["no-such-tool"])["failed"]
+
+
+def test_without_a_time_there_is_no_verdict():
+    right = {"harness": {"span_us": 10.0}, "observed": {"kernels_us": 10.0}, "nvbench": {"time_us": 11.0}}
+    assert agreement._verdicts(right | {"ncu": {"kernels_us": 13.0}}) == {"nvbench": True, "ncu": False}
+    assert agreement._verdicts(right | {"ncu": {"failed": "x"}}) == {"nvbench": True, "ncu": None}
+    assert agreement._verdicts({"failed": "x", "ncu": {"kernels_us": 13.0}}) == {"nvbench": None, "ncu": None}
