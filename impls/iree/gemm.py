@@ -194,7 +194,7 @@ class Vmvx(_Product):
 
     def refuses(self, case: Case, device: Device) -> str | None:
         """What an interpreter takes too long for."""
-        return targets.too_long_for_vmvx(case) or super().refuses(case, device)
+        return targets.too_long_for_vmvx(case.flops()) or super().refuses(case, device)
 
 
 class Vulkan(_Product):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from impls.contract import Device, Unsupported
-from impls.iree import gemm, targets
+from impls.iree import attention, gemm, targets
 from impls.workloads.base import parse_case
 
 DEVICE = Device("cpu", "test", "x86_64", 2, 1 << 34)
@@ -50,6 +50,33 @@ def test_packing_follows_the_shape(spec: str, packs: bool) -> None:
 def test_a_workgroups_operands(spec: str, threads: int, expected: int) -> None:
     device = Device("cpu", "test", "x86_64", threads, 1 << 34)
     assert f"--iree-llvmcpu-matmul-tile-bytes={expected}" in gemm.LlvmCpu().flags(product(spec), device)
+
+
+@pytest.mark.parametrize(
+    ("spec", "tiled"),
+    [
+        ("b2h14kv2q1k257d96:f32", False),  # loses rows
+        ("b3h28kv4q1k1024d128:bf16:bwd", False),
+        ("b2h8kv2q1k257d96:f32", True),
+        ("b1h14kv2q1k257d96:f32", True),
+        ("b2h7kv1q1k257d96:f32", True),
+        ("b1h8s1024d64:f32:causal", False),  # faster without
+        ("b1h8s1024d64:bf16:causal", True),
+    ],
+)
+def test_data_tiling_of_attention_only_where_it_is_right_and_fast(spec: str, tiled: bool) -> None:
+    case = parse_case(f"attention:{spec}")
+    assert isinstance(case, attention.Attention)
+    assert ("--iree-opt-data-tiling" in attention.StableHlo().flags(case)) == tiled
+
+
+def test_vmvx_counts_the_scores_that_a_mask_hides() -> None:
+    small, masked = parse_case("attention:b1h2s40d64:f32"), parse_case("attention:b1h4s1024d64:f32:window=1")
+    assert attention.Vmvx().refuses(small, DEVICE) is None
+    refusal = attention.Vmvx().refuses(masked, DEVICE)
+    assert refusal is not None
+    assert "GFLOP" in refusal
+    assert masked.flops() < targets.VMVX_FLOPS
 
 
 def test_without_a_driver_vulkan_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
