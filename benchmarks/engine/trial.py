@@ -494,6 +494,9 @@ class Trial:
 
         for number in range(SUSTAINED_ROUNDS):
             for order, entry in enumerate(self._shuffled([e for e in entries if e.replica == 0])):
+                self._settle()  # the host launches thousands of calls now: nothing else is to run on it
+                if not entry.alive:
+                    continue
                 self.progress.say(f"{self.case.id}: sustaining {entry.implementation.name}")
                 block = self._guard(entry, partial(take, entry))
                 hot = block is not None
