@@ -1,0 +1,224 @@
+"""A GPU's case, start to end, by workers in this process whose device is made up: what a GPU alone does."""
+
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.engine import operations, trial
+from benchmarks.engine.buffers import Arena, copy_into
+from benchmarks.engine.machine import PhysicalLimits
+from benchmarks.engine.pool import WorkerError
+from benchmarks.engine.reference import Reference
+from benchmarks.engine.timing import cpu
+from impls import registry
+from impls.contract import Device, Implementation, Program
+from impls.workloads.base import parse_case
+
+CASE = parse_case("gemm:32x48x64:f32")
+GPU = Device("cuda", "Made up", "sm_0", 1, 8 * 2**30, frozenset())
+
+
+class Product(Program):
+    """A product; from its ``wrong_from``-th call on, one element is off."""
+
+    def __init__(self, wrong_from):
+        super().__init__()
+        self.calls, self.wrong_from = 0, wrong_from
+
+    def load(self, inputs):
+        return inputs
+
+    def refill(self, loaded, inputs):
+        return inputs
+
+    def run(self, loaded):
+        self.calls += 1
+        product = loaded["A"] @ loaded["B"]
+        if self.wrong_from is not None and self.calls >= self.wrong_from:
+            product[5, 7] += 1
+        return product
+
+    def read_outputs(self, result):
+        return {"C": result}
+
+    def read_inputs(self, loaded):
+        return loaded
+
+
+class Made(Implementation):
+    workload = "gemm"
+    devices = ("cuda",)
+    summary = "for this test"
+
+    def __init__(self, name, wrong_from=None):
+        self.name, self.wrong_from = name, wrong_from
+
+    @property
+    def stack(self):
+        return self.name.partition(".")[0]
+
+    def prepare(self, case, device):
+        return Product(self.wrong_from)
+
+
+class Clock:
+    """The made-up device's timing module: a CPU's, and ``sustain``, which notes whether the device was hot."""
+
+    def __init__(self):
+        self.hot = []
+
+    def block(self, *arguments):
+        block = cpu.block(*arguments)
+        del block["telemetry"]["read_us"]
+        return block
+
+    def sustain(self, program, loaded, sets, keep, hot):
+        self.hot.append(hot)
+        for which in sets:
+            result = program.run(loaded[which])
+        copy_into(keep, program.read_outputs(result))
+        return {"samples_us": [5.0] * 4, "t0": 0.0, "telemetry": {"host_bound": False, "clock_mhz": 1500.0}}
+
+
+class Worker:
+    """As the pool's, without a process."""
+
+    alive, memory_limit_bytes = True, 0
+
+    def __init__(self):
+        self._operations = operations.Operations()
+
+    def resident_bytes(self):
+        return 0
+
+    def call(self, op, deadline_s, **arguments):
+        if op == "prepare":
+            arguments["device"] = asdict(GPU)
+        reply = self._operations.reply({"id": 1, "op": op, **arguments})
+        if not reply["ok"]:
+            raise WorkerError(reply["error"]["kind"], reply["error"]["message"])
+        return reply["result"]
+
+
+class Crew:
+    def __init__(self):
+        self._workers = {}
+
+    def start(self, seat):
+        return self._workers.setdefault(seat, Worker())
+
+    def alive(self, seat):
+        return True
+
+    @contextmanager
+    def exclusive(self, seat):
+        yield
+
+
+@pytest.fixture(scope="module")
+def reference():
+    made = Reference()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(monkeypatch, reference):
+    def go(*implementations, sustain=True):
+        clock = Clock()
+        by_name = {i.name: i for i in implementations}
+        monkeypatch.setattr(registry, "find", lambda name, workload: by_name[name])
+        monkeypatch.setattr(operations, "GPU", "benchmarks.engine.operations")  # its Residency is the host's
+        monkeypatch.setattr(operations.importlib, "import_module", _importing(clock))
+        arena = Arena("test")
+        said = SimpleNamespace(**dict.fromkeys(("say", "measuring", "advance"), lambda *a: None))
+        try:
+            one = trial.Trial(
+                CASE,
+                implementations,
+                implementations[0],
+                crew=Crew(),
+                reference=reference,
+                arena=arena,
+                device=GPU,
+                limits=PhysicalLimits(),
+                seed=7,
+                progress=said,
+                phases=trial.Phases(),
+                deadlines=trial.Deadlines(),
+                sustain=sustain,
+            )
+            return one.run(), clock, set(arena._files)
+        finally:
+            arena.close()
+
+    return go
+
+
+def _importing(clock):
+    imported = operations.importlib.import_module
+    return lambda name: clock if name == operations.TIMING["cuda"] else imported(name)
+
+
+def test_both_regimes_are_recorded_and_only_the_first_sustained_call_finds_a_cold_device(run):
+    results, clock, _ = run(Made("base.one"), Made("other.two"))
+    assert {(r["impl"], r["replica"], r.get("regime", "burst")): r["status"] for r in results} == {
+        ("base.one", 0, "burst"): "ok",
+        ("base.one", 1, "burst"): "ok",
+        ("other.two", 0, "burst"): "ok",
+        ("base.one", 0, "sustained"): "ok",
+        ("other.two", 0, "sustained"): "ok",
+    }
+    for result in results:
+        if result.get("regime") == "sustained":
+            assert [r["round"] for r in result["rounds"]] == [0, 1, 2]
+        else:
+            assert len(result["rounds"]) >= 8
+        assert 0 < result["errors"]["C"]["worst"] < 1
+    assert clock.hot == [False] + [True] * 5
+
+
+@pytest.mark.parametrize("wrong_from", [1, 2, 12, 60])
+def test_what_turns_wrong_has_no_times_however_late_the_verdict(run, wrong_from):
+    results, _, _ = run(Made("base.one"), Made("other.two", wrong_from))
+    by_impl = {(r["impl"], r["replica"]): r for r in results if r["impl"] == "other.two"}
+    assert by_impl["other.two", 0]["status"] == "wrong"
+    assert "C[5, 7]" in by_impl["other.two", 0]["reason"]
+    assert by_impl["other.two", 0]["rounds"] == []
+    assert all(r.get("regime") != "sustained" for r in results if r["impl"] == "other.two")
+    assert {r["status"] for r in results if r["impl"] == "base.one"} == {"ok"}
+
+
+def test_an_interrupted_case_keeps_what_has_been_judged_right(run, monkeypatch):
+    blocks = 0
+    taken = trial.Trial._timed_block
+
+    def interrupted(self, entry, samples):
+        nonlocal blocks
+        blocks += 1
+        if blocks > 25:
+            raise KeyboardInterrupt
+        return taken(self, entry, samples)
+
+    monkeypatch.setattr(trial.Trial, "_timed_block", interrupted)
+    results, _, left = run(Made("base.one"), Made("other.two"))
+    assert results and all(r["status"] == "ok" and r["rounds"] and not r["complete"] for r in results)
+    assert not left
+
+
+def test_a_wrong_output_found_when_interrupted_counts(run, monkeypatch):
+    blocks = 0
+    taken = trial.Trial._timed_block
+
+    def interrupted(self, entry, samples):
+        nonlocal blocks
+        blocks += 1
+        if blocks > 25:
+            raise KeyboardInterrupt
+        return taken(self, entry, samples)
+
+    monkeypatch.setattr(trial.Trial, "_timed_block", interrupted)
+    results, _, _ = run(Made("base.one"), Made("other.two", wrong_from=60))
+    assert [r["status"] for r in results if r["impl"] == "other.two"] == ["wrong"]
