@@ -39,20 +39,24 @@ class MosaicGpu(Implementation):
         return case.compulsory_bytes() + 2 * _copied_bytes(case)
 
     def workspace_bytes(self, case: Case) -> int:
-        """Those copies."""
+        """Those copies; and, for one query, what every share of the keys leaves."""
         assert isinstance(case, Attention)
-        return _copied_bytes(case)
+        return _copied_bytes(case) + (_shares_bytes(case) if tiling.decodes(case) else 0)
 
     def prepare(self, case: Case, device: Device) -> Program:
         """Lowers and compiles the case."""
         assert isinstance(case, Attention)
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
-        from impls.pallas.kernels import mosaic_attention
-        from impls.pallas.kernels.program import Compiled
+        from impls.pallas.kernels import mosaic_attention, mosaic_decode
+        from impls.pallas.kernels.program import Compiled, multiprocessors
 
-        chosen, source = tiling.attention(case, device.name)
         interpret = plgpu.InterpretGPUParams() if device.kind == "cpu" else None
+        if tiling.decodes(case):
+            shares, source = tiling.decode(case, device.name)
+            function = mosaic_decode.function(case, shares, multiprocessors(), interpret)
+            return Compiled(case, device, function, tiling.record(shares, source))
+        chosen, source = tiling.attention(case, device.name)
         function = mosaic_attention.function(case, chosen, interpret)
         return Compiled(case, device, function, tiling.record(chosen, source))
 
@@ -131,3 +135,8 @@ class Tpu(Implementation):
 def _copied_bytes(case: Attention) -> int:
     specs = {**case.input_specs(), **case.output_specs()}
     return sum(spec.nbytes for spec in specs.values() if spec.shape[1] >= 8 and spec.shape[1] % 8)
+
+
+def _shares_bytes(case: Attention) -> int:
+    """O in f32 and a logarithm for each of at most some four shares per multiprocessor; small beside K and V."""
+    return 4 * 132 * 64 * (case.d + 1) * 4

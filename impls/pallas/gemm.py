@@ -10,9 +10,6 @@ from impls.pallas import tiling, vmem
 from impls.workloads.base import Case
 from impls.workloads.gemm import Gemm
 
-# Blocks of the interpreter: two, so that tiles are dealt out and clusters have two sides; each costs it threads.
-_SIMULATED_BLOCKS = 2
-
 
 class MosaicGpu(Implementation):
     """Warp-specialised, persistent, by TMA and wgmma."""
@@ -56,13 +53,11 @@ class MosaicGpu(Implementation):
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
         from impls.pallas.kernels import mosaic_gemm
-        from impls.pallas.kernels.program import Compiled
+        from impls.pallas.kernels.program import Compiled, multiprocessors
 
         chosen, source = tiling.gemm(case, device.name)
-        simulated = device.kind == "cpu"
-        blocks = _SIMULATED_BLOCKS if simulated else _multiprocessors()
-        interpret = plgpu.InterpretGPUParams() if simulated else None
-        function = mosaic_gemm.function(case, chosen, blocks, interpret)
+        interpret = plgpu.InterpretGPUParams() if device.kind == "cpu" else None
+        function = mosaic_gemm.function(case, chosen, multiprocessors(), interpret)
         return Compiled(case, device, function, tiling.record(chosen, source))
 
 
@@ -127,13 +122,6 @@ class Tpu(Implementation):
         blocks = vmem.gemm(case)
         config = {**asdict(blocks), "vmem_bytes": blocks.bytes(case)}
         return simulated(case, device, lambda interpret: tpu_gemm.function(case, blocks, interpret), config)
-
-
-def _multiprocessors() -> int:
-    import jax
-
-    count: int = jax.devices()[0].core_count
-    return count
 
 
 def _copied_bytes(case: Gemm) -> int:

@@ -162,6 +162,48 @@ def whole_tiles(case: Gemm) -> tuple[int, int, int]:
     return rows, up(case.n, segment), up(case.k, segment)
 
 
+@dataclass(frozen=True)
+class DecodeTiling:
+    """Tiles of a forward pass of one query.
+
+    Attributes:
+        keys: keys of one step.
+        stages: steps that are loaded ahead.
+        shares: pieces that the keys of a head are cut into.
+        stored: columns of O that are stored at a time.
+    """
+
+    keys: int = 64
+    stages: int = 4
+    shares: int = 1
+    stored: int = 128
+
+    def queries(self, case: Attention) -> int:
+        """Buffers of 64 rows of Q: two, where there is room."""
+        return 2 if case.d <= 128 else 1
+
+    def shared_bytes(self, case: Attention) -> int:
+        """Shared memory of a block: K and V, rows of Q, 64 rows of O in f32."""
+        loaded = case.d * dtype(case.dtype).bytes * (2 * self.stages * self.keys + 64 * self.queries(case))
+        return loaded + 64 * min(case.d, self.stored) * 4 + 2 * _SMALL_BYTES
+
+
+def decodes(case: Attention) -> bool:
+    """Whether the kernel of one query takes the case: the query heads of a key head are rows of one product."""
+    return case.sq == 1 and case.hq // case.hkv <= 64
+
+
+def decode(case: Attention, device_name: str) -> tuple[DecodeTiling, str]:
+    """The tiling of a case of one query and where it comes from."""
+    kept = _section(device_name, "decode")
+    if case.id in kept:
+        return DecodeTiling(**kept[case.id]["tiling"]), "tuned"
+    stages = max(s for s in range(2, 9) if DecodeTiling(stages=s).shared_bytes(case) <= SHARED_BYTES or s == 2)
+    # Some four pieces of work for each of a large GPU's multiprocessors, of at least four steps.
+    shares = max(1, min(-(-4 * 132 // (case.batch * case.hkv)), case.sk // (4 * 64)))
+    return DecodeTiling(stages=min(stages, 6), shares=shares), "untuned"
+
+
 def gemm(case: Gemm, device_name: str) -> tuple[GemmTiling, str]:
     """The tiling of a case and where it comes from: ``tuned``, ``tuned for <case>`` or ``untuned``."""
     kept = {name: GemmTiling(**one["tiling"]) for name, one in _section(device_name, "gemm").items()}

@@ -15,6 +15,14 @@ from impls.contract import Device, Program
 from impls.support import jax_arrays, jax_setup
 from impls.workloads.base import Case
 
+# Blocks of the interpreter: two, so that work is dealt out and clusters have two sides; each costs it threads.
+_SIMULATED_BLOCKS = 2
+
+
+def multiprocessors() -> int:
+    """How many the device has; as many as are simulated on a CPU."""
+    return getattr(jax.devices()[0], "core_count", None) or _SIMULATED_BLOCKS
+
 
 class Compiled(Program):
     """One case, compiled ahead of its first call.
