@@ -46,6 +46,10 @@ def _gemm() -> list[str]:
             for groups in ("5+0+1+31x33x65", "64x32x32", "0+17+48x65x1031")
             for layout in ("", ":nt")
         ]
+    # Rows of whole 16 bytes, as TMA wants them, and tiles in part; with a batch each matrix ends within a tile.
+    cases += [f"144x208x176:{dtype}:{layout}" for dtype in ("tf32", "bf16", "f8e4m3", "i8") for layout in ("nn", "tt")]
+    cases += [f"b3x80x144x112:{dtype}:nt:residual" for dtype in ("f16", "f8e4m3")]
+    cases += ["b2x128x144x128:bf16:tn:bias+gelu", "g0+70+3x144x112:bf16:nt"]
     return [f"gemm:{case}" for case in cases]
 
 
@@ -102,10 +106,22 @@ EACH_NTH = {
     "iree.symbolic": 7,
     "iree.vmvx": 11,
     "iree.vulkan": 11,
+    "pallas.mosaic_gpu": 17,
+    "pallas.triton": 11,
+    "pallas.tpu": 23,
     "tvm.tensorir": 5,
     "tvm.relax": 7,
     "tvm.symbolic": 7,
     "tvm.metaschedule": 7,
+    "triton.tiled": 9,
+    "triton.persistent": 13,
+    "triton.split_k": 9,
+    "triton.persistent_tma": 5,
+    "triton.persistent_tma_ws": 7,
+    "triton.grouped": 5,
+    "triton.flash": 9,
+    "triton.flash_tma": 13,
+    "triton.decode": 5,
 }
 
 
