@@ -46,6 +46,24 @@ class _Attention(Implementation):
         config: dict[str, Any] = {name: asdict(tile) | {"from": origin} for name, (tile, origin) in chosen.items()}
         return LaunchedProgram(case, device, lambda tensors: self._bind(case, tiles, tensors), config)
 
+    def traffic_bytes(self, case: Case) -> int:
+        """Backward the inputs are read by two kernels, O and dO by a third for delta; log-sum-exp and delta besides."""
+        assert isinstance(case, Attention)
+        if case.direction == "fwd":
+            return case.compulsory_bytes()
+        inputs = sum(spec.nbytes for spec in case.input_specs().values())
+        passes = 2 if case.direction == "fwdbwd" else 1
+        rows = case.batch * case.sq * case.hq
+        return case.compulsory_bytes() + passes * inputs + 2 * rows * case.d * dtype(case.dtype).bytes + 6 * 4 * rows
+
+    def workspace_bytes(self, case: Case) -> int:
+        """Of a backward pass log-sum-exp, delta, and O where it is no output."""
+        assert isinstance(case, Attention)
+        if case.direction == "fwd":
+            return 0
+        o = case.d * dtype(case.dtype).bytes if case.direction == "bwd" else 0
+        return case.batch * (case.sq + 3) * case.hq * (o + 2 * 4)
+
     @abstractmethod
     def _kernels(self, case: Attention) -> tuple[str, ...]:
         """The kernels of the case that have tiles to choose."""
@@ -56,20 +74,10 @@ class _Attention(Implementation):
 
 
 class Flash(_Attention):
-    """FlashAttention with loads through pointers; dQ has a kernel of its own, so that gradients repeat bit for bit."""
+    """FlashAttention with loads through pointers."""
 
     name: ClassVar[str] = "triton.flash"
-    summary: ClassVar[str] = "fused attention, loads through pointers (cp.async); backward in seven products"
-
-    def traffic_bytes(self, case: Case) -> int:
-        """Backward the inputs are read by two kernels, O and dO once more for delta."""
-        assert isinstance(case, Attention)
-        return case.compulsory_bytes() + _backward_bytes(case, _input_bytes(case))
-
-    def workspace_bytes(self, case: Case) -> int:
-        """O, log-sum-exp and delta of a backward pass."""
-        assert isinstance(case, Attention)
-        return _residual_bytes(case)
+    summary: ClassVar[str] = "fused attention, loads through pointers (cp.async); dQ in a kernel of its own"
 
     def _kernels(self, case: Attention) -> tuple[str, ...]:
         return ("forward",) if case.direction == "fwd" else ("forward", "backward_kv", "backward_q")
@@ -81,32 +89,22 @@ class Flash(_Attention):
 
 
 class FlashTma(_Attention):
-    """FlashAttention with loads through tensor descriptors; dQ is added up in memory."""
+    """FlashAttention with loads through tensor descriptors."""
 
     name: ClassVar[str] = "triton.flash_tma"
-    summary: ClassVar[str] = (
-        "fused attention, loads through descriptors (TMA); backward in five products, dQ added up in f32"
-    )
+    summary: ClassVar[str] = "fused attention, loads through descriptors (TMA); dQ in a kernel of its own"
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """As its kind, and rows that TMA cannot stride over."""
+        """As its kind, devices without TMA, and rows that it cannot stride over."""
         assert isinstance(case, Attention)
+        if device.arch.startswith("sm_") and int(device.arch[3:]) < 90:
+            return f"{device.arch} has no TMA: descriptors would be taken apart into loads that spill registers."
         if case.d * dtype(case.dtype).bytes % 16:
             return f"TMA steps over rows by multiples of 16 bytes, which D = {case.d} of {case.dtype} is not."
         return super().refuses(case, device)
 
-    def traffic_bytes(self, case: Case) -> int:
-        """Backward the f32 sums of dQ are cleared, added to and read; O and dO are read once more for delta."""
-        assert isinstance(case, Attention)
-        return case.compulsory_bytes() + _backward_bytes(case, 4 * _sum_bytes(case))
-
-    def workspace_bytes(self, case: Case) -> int:
-        """O, log-sum-exp, delta and sums of a backward pass."""
-        assert isinstance(case, Attention)
-        return _residual_bytes(case) + (0 if case.direction == "fwd" else _sum_bytes(case))
-
     def _kernels(self, case: Attention) -> tuple[str, ...]:
-        return ("forward_tma",) if case.direction == "fwd" else ("forward_tma", "backward_tma")
+        return ("forward_tma",) if case.direction == "fwd" else ("forward_tma", "backward_kv_tma", "backward_q_tma")
 
     def _bind(self, case: Attention, tiles: dict[str, Tiles], tensors: Tensors) -> Work:
         from impls.triton.kernels import attention_launches
@@ -147,31 +145,3 @@ class Decode(_Attention):
         from impls.triton.kernels import attention_launches
 
         return attention_launches.decode(case, tiles, tensors)
-
-
-def _rows(case: Attention) -> int:
-    return case.batch * case.sq * case.hq
-
-
-def _input_bytes(case: Attention) -> int:
-    return sum(spec.nbytes for spec in case.input_specs().values())
-
-
-def _sum_bytes(case: Attention) -> int:
-    return 4 * _rows(case) * case.d
-
-
-def _residual_bytes(case: Attention) -> int:
-    """O, unless it is an output, log-sum-exp and delta."""
-    if case.direction == "fwd":
-        return 0
-    o = 0 if case.direction == "fwdbwd" else _rows(case) * case.d * dtype(case.dtype).bytes
-    return o + 2 * 4 * _rows(case)
-
-
-def _backward_bytes(case: Attention, own: int) -> int:
-    """Beyond compulsory bytes: ``own``, O and dO for delta, log-sum-exp read, delta written and read."""
-    if case.direction == "fwd":
-        return 0
-    forward_again = _input_bytes(case) if case.direction == "fwdbwd" else 0
-    return own + forward_again + 2 * _rows(case) * case.d * dtype(case.dtype).bytes + 3 * 4 * _rows(case)

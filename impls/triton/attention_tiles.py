@@ -22,7 +22,8 @@ IMPLEMENTATIONS = {
     "backward_kv": "triton.flash",
     "backward_q": "triton.flash",
     "forward_tma": "triton.flash_tma",
-    "backward_tma": "triton.flash_tma",
+    "backward_kv_tma": "triton.flash_tma",
+    "backward_q_tma": "triton.flash_tma",
     "decode": "triton.decode",
 }
 # Shared memory that one program may have (CUDA C++ programming guide, table of compute capabilities; CDNA 3: 64 KiB).
@@ -32,6 +33,8 @@ PROGRAMS_AT_ONCE = 264
 # What starting a share costs, and putting shares together, in blocks of keys.
 _START_BLOCKS, _COMBINE_BLOCKS = 1.0, 4.0
 _MOST_SHARES = 1024
+# Registers of a thread, of 255, that accumulators may take: beyond, every configuration that was compiled spilled.
+_MOST_ACCUMULATED = 192
 
 
 @dataclass(frozen=True)
@@ -78,31 +81,29 @@ def shared_bytes(kernel: str, tiles: Tiles, d: int, element: int) -> int:
     """Estimate of a program's shared memory: operands that stay, and blocks loaded ahead."""
     head = padded_head(d) * element
     m, n = tiles.block_m * head, tiles.block_n * head
-    scores = tiles.block_m * tiles.block_n * element
-    if kernel in ("forward", "forward_tma", "decode"):
-        return m + 2 * n * tiles.stages
-    if kernel == "backward_q":
-        return 2 * m + 2 * n * tiles.stages + scores
-    sums = tiles.block_m * padded_head(d) * 4 if kernel == "backward_tma" else 0
-    return 2 * n + 2 * m * tiles.stages + scores + sums
+    if kernel.startswith("backward_kv"):
+        return 2 * n + 2 * m * tiles.stages
+    if kernel.startswith("backward_q"):
+        return 2 * m + 2 * n * tiles.stages
+    return m + 2 * n * tiles.stages
 
 
 def space(kernel: str, d: int, element: int, arch: str) -> Iterator[Tiles]:
-    """The configurations that tuning tries: whole warpgroups, accumulators of at most 160 registers a thread."""
+    """The configurations that tuning tries: what fits, with accumulators that leave registers for the rest."""
     head = padded_head(d)
     block_m, block_n = {
-        "forward": ((64, 128, 256), (32, 64, 128)),
-        "forward_tma": ((64, 128, 256), (32, 64, 128, 256)),
+        "forward": ((64, 128), (32, 64, 128)),
+        "forward_tma": ((64, 128), (32, 64, 128)),
         "decode": ((16,), (32, 64, 128, 256)),
-        "backward_kv": ((32, 64, 128), (64, 128)),
+        "backward_kv": ((32, 64), (64, 128)),
+        "backward_kv_tma": ((32, 64), (64, 128)),
         "backward_q": ((64, 128), (32, 64, 128)),
-        "backward_tma": ((32, 64, 128), (64, 128)),
+        "backward_q_tma": ((64, 128), (32, 64, 128)),
     }[kernel]
     for m, n, warps, stages in product(block_m, block_n, (4, 8), (2, 3, 4)):
-        accumulated = {"backward_kv": 2 * n * head + m * n, "backward_tma": 2 * n * head + m * n}.get(
-            kernel, m * head + m * n
-        )
-        if accumulated / (32 * warps) > 192:
+        products = 2 if kernel.startswith("backward") else 1  # of scores' size that are held at the same time
+        held = 2 * n * head if kernel.startswith("backward_kv") else m * head
+        if (held + products * m * n) / (32 * warps) > _MOST_ACCUMULATED:
             continue
         for ahead in (False, True) if kernel == "forward_tma" else (False,):
             tiles = Tiles(m, n, warps, stages, ahead)
@@ -116,7 +117,7 @@ def choose(kernel: str, case: Attention, device: Device) -> tuple[Tiles, str]:
     The interpreter gets small tiles, so that small cases have several.
     """
     if device.kind == "cpu":
-        return Tiles(32, 16, 4, 2, ahead=case.d <= 64), "simulated"
+        return Tiles(64, 32, 4, 2, ahead=case.d <= 64), "simulated"
     about = tuned_as(kernel, case)
     found = choices.nearest(IMPLEMENTATIONS[kernel], about, device.name, _alike, _sizes)
     if found and kernel in found[1]:
@@ -148,12 +149,12 @@ def _rule(kernel: str, case: Attention) -> Tiles:
     """For what was not tuned: wide tiles for 16-bit types, small ones for f32."""
     head = padded_head(case.d)
     if dtype(case.dtype).bytes == 4:
-        return Tiles(32, 32, 4, 2) if kernel in ("backward_kv", "backward_tma") else Tiles(64, 32, 4, 2)
+        return Tiles(32, 32, 4, 2) if kernel.startswith("backward_kv") else Tiles(64, 32, 4, 2)
     if kernel == "decode":
         return Tiles(16, 64, 4, 3)
     if kernel.startswith("forward"):
         return Tiles(128, 128 if head <= 128 else 64, 8, 2)
-    if kernel == "backward_q":
+    if kernel.startswith("backward_q"):
         return Tiles(128, 64, 8, 2) if head <= 128 else Tiles(64, 64, 8, 2)
     return Tiles(32, 128, 8, 2) if head <= 128 else Tiles(32, 64, 8, 2)
 
@@ -162,7 +163,7 @@ def _fitted(kernel: str, tiles: Tiles, case: Attention, arch: str) -> Tiles:
     """No more rows than there are, and within shared memory: fewer stages first, then fewer keys, then fewer rows."""
     if kernel == "decode":
         tiles = replace(tiles, block_m=max(16, _power(case.sq * case.group)))
-    elif kernel.startswith("forward") or kernel == "backward_q":
+    elif kernel.startswith("forward") or kernel.startswith("backward_q"):
         rows = max(16, _power(case.sq * (case.group if packed(kernel, case) else 1)))
         if rows < tiles.block_m:
             tiles = replace(tiles, block_m=rows, warps=4, ahead=False)

@@ -89,11 +89,11 @@ def _walk(
 
 @triton.jit
 def forward(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, batch, hq, hkv, sq, sk, window, factor, share,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, batch, hq, hkv, sq, sk, lse_row, window, factor, share,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PACK: tl.constexpr,
     MASK: tl.constexpr, SPLIT: tl.constexpr, KEEP_LSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """O (B, Sq, Hq, D) and, with KEEP_LSE, the log2 of the sums of 2^(score factor) (B, Hq, Sq), in f32.
+    """O (B, Sq, Hq, D) and, with KEEP_LSE, the log2 of the sums of 2^(score factor) (B, Hq, lse_row), f32.
 
     Grid: tiles of PACK Sq rows, heads / PACK, batch, and shares of the keys, in this order from the fastest, along one
     axis. With SPLIT a program takes keys [share n, share (n + 1)), ``share`` a multiple of BLOCK_N, and O (in the
@@ -154,11 +154,11 @@ def forward(
     if SPLIT:
         total = tl.where(total == 0.0, 1.0, total)  # no key of this share is seen: O is 0 and its weight 2^LOWEST
         o_ptr += entries * sq * hq * D
-        lse_ptr += entries * sq * hq
+        lse_ptr += entries * lse_row * hq
     o = acc / total[:, None]
     tl.store(o_ptr + corner + at, o.to(o_ptr.dtype.element_ty), mask=stored)
     if KEEP_LSE:
-        at_lse = (entry * hq + head + in_pack) * sq + query
+        at_lse = (entry * hq + head + in_pack) * lse_row + query
         tl.store(lse_ptr + at_lse, top + tl.log2(total), mask=query < sq)
 
 
@@ -186,7 +186,7 @@ def _walk_tma(
 
 @triton.jit
 def forward_tma(
-    q_desc, k_desc, v_desc, o_ptr, lse_ptr, hq, hkv, sq, sk, window, factor,
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, hq, hkv, sq, sk, lse_row, window, factor,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, KEEP_LSE: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -239,4 +239,4 @@ def forward_tma(
     at = ((entry.to(tl.int64) * sq + query) * hq + head)[:, None] * D + column[None, :]
     tl.store(o_ptr + at, o.to(o_ptr.dtype.element_ty), mask=(query < sq)[:, None] & (column < D)[None, :])
     if KEEP_LSE:
-        tl.store(lse_ptr + (entry.to(tl.int64) * hq + head) * sq + query, top + tl.log2(total), mask=query < sq)
+        tl.store(lse_ptr + (entry.to(tl.int64) * hq + head) * lse_row + query, top + tl.log2(total), mask=query < sq)

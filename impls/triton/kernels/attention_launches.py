@@ -12,7 +12,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from impls.triton.attention_tiles import Tiles, packed, padded_head, shares
-from impls.triton.kernels import attention_backward as backward_kernels
+from impls.triton.kernels import attention_backward as kernels
 from impls.triton.kernels import attention_decode as decode_kernels
 from impls.triton.kernels import attention_forward as forward_kernels
 from impls.triton.kernels.program import Launch, Tensors, Work
@@ -20,82 +20,54 @@ from impls.workloads.attention import Attention
 
 # How tl.dot multiplies f32: three products of tf32 parts, or one where the case asks for tf32. 16-bit types ignore it.
 _PRECISION = {"f32": "tf32x3", "tf32": "tf32", "f16": "ieee", "bf16": "ieee"}
-_DELTA_ROWS, _FINISH_ELEMENTS, _SHARES_AT_A_TIME = 32, 2048, 32
+_DELTA_ROWS, _SHARES_AT_A_TIME = 32, 32
 
 
 def flash(case: Attention, tiles: dict[str, Tiles], tensors: Tensors) -> Work:
-    """Pointer loads; dQ in a kernel of its own."""
+    """Loads through pointers."""
     if case.direction == "fwd":
         return Work([_forward(case, tiles["forward"], tensors, tensors["O"], None)])
     o, lse, delta = _residuals(case, tensors)
-    forward = _forward(case, tiles["forward"], tensors, o, lse)
-    common = _common(case, tensors, lse, delta)
-    backward = [
+    pointers = {f"{name.lower()}_ptr": tensors[name] for name in ("Q", "K", "V", "dO")}
+    common = _gradients_of(case) | pointers | {"lse_ptr": lse, "delta_ptr": delta, "lse_row": lse.shape[2]}
+    launches = [
         _delta(case, tensors, o, delta),
-        Launch(
-            backward_kernels.backward_kv,
-            (-(-case.sk // tiles["backward_kv"].block_n) * case.hkv * case.batch,),
-            common | {"dk_ptr": tensors["dK"], "dv_ptr": tensors["dV"]} | _blocks(tiles["backward_kv"]),
-            _options(tiles["backward_kv"]),
-        ),
-        Launch(
-            backward_kernels.backward_q,
-            (-(-case.sq // tiles["backward_q"].block_m) * case.hq * case.batch,),
-            common | {"dq_ptr": tensors["dQ"]} | _blocks(tiles["backward_q"]),
-            _options(tiles["backward_q"]),
-        ),
+        _by_keys(case, kernels.backward_kv, tiles["backward_kv"], common | _outputs(tensors, "dK", "dV")),
+        _by_queries(case, kernels.backward_q, tiles["backward_q"], common | _outputs(tensors, "dQ")),
     ]
-    return _work(case, forward, backward)
+    return _work(case, _forward(case, tiles["forward"], tensors, o, lse), launches)
 
 
 def flash_tma(case: Attention, tiles: dict[str, Tiles], tensors: Tensors) -> Work:
-    """Loads through descriptors; dQ added up in f32 in memory."""
+    """Loads through descriptors."""
     if case.direction == "fwd":
         return Work([_forward_tma(case, tiles["forward_tma"], tensors, tensors["O"], None)])
     o, lse, delta = _residuals(case, tensors)
-    forward = _forward_tma(case, tiles["forward_tma"], tensors, o, lse)
-    tile = tiles["backward_tma"]
-    sums = torch.empty(tensors["Q"].shape, dtype=torch.float32, device=o.device)
-    adds = sums.is_cuda  # the interpreter has no reduction through a descriptor
-    query, keys = (lambda t: _descriptor(t, tile.block_m)), (lambda t: _descriptor(t, tile.block_n))
-    arguments = {
-        "q_desc": query(tensors["Q"]),
-        "k_desc": keys(tensors["K"]),
-        "v_desc": keys(tensors["V"]),
-        "do_desc": query(tensors["dO"]),
-        "sums": query(sums) if adds else sums,
-        "TMA_ADDS": adds,
-        "dk_desc": keys(tensors["dK"]),
-        "dv_desc": keys(tensors["dV"]),
-        "lse_ptr": lse,
-        "delta_ptr": delta,
-        "scale": 1 / math.sqrt(case.d),
-        "D": case.d,
-        "BLOCK_D": padded_head(case.d),
+    by_keys, by_queries = tiles["backward_kv_tma"], tiles["backward_q_tma"]
+    rows = {
+        f"{name}_desc": TensorDescriptor(
+            tensor, [case.batch * case.hq, case.sq], [tensor.shape[2], 1], [1, by_keys.block_m]
+        )
+        for name, tensor in (("lse", lse), ("delta", delta))
     }
-    backward = [
+    pointers = {"lse_ptr": lse, "delta_ptr": delta, "lse_row": lse.shape[2]}
+    common = _gradients_of(case)
+    launches = [
         _delta(case, tensors, o, delta),
-        sums.zero_,
-        Launch(
-            backward_kernels.backward_tma,
-            (-(-case.sk // tile.block_n) * case.hkv * case.batch,),
-            arguments | _problem(case) | _blocks(tile),
-            _options(tile),
+        _by_keys(
+            case,
+            kernels.backward_kv_tma,
+            by_keys,
+            common | _boxes(tensors, by_keys) | rows | _outputs(tensors, "dK", "dV"),
         ),
-        Launch(
-            backward_kernels.finish_dq,
-            (-(-sums.numel() // _FINISH_ELEMENTS),),
-            {
-                "sum_ptr": sums,
-                "dq_ptr": tensors["dQ"],
-                "elements": sums.numel(),
-                "scale": 1 / math.sqrt(case.d),
-                "BLOCK": _FINISH_ELEMENTS,
-            },
-            {"num_warps": 4},
+        _by_queries(
+            case,
+            kernels.backward_q_tma,
+            by_queries,
+            common | _boxes(tensors, by_queries) | pointers | _outputs(tensors, "dQ"),
         ),
     ]
-    return _work(case, forward, backward)
+    return _work(case, _forward_tma(case, tiles["forward_tma"], tensors, o, lse), launches)
 
 
 def decode(case: Attention, tiles: dict[str, Tiles], tensors: Tensors) -> Work:
@@ -146,6 +118,7 @@ def _forward(
         "v_ptr": tensors["V"],
         "o_ptr": o,
         "lse_ptr": lse,
+        "lse_row": case.sq if lse is None else lse.shape[-1],
         "batch": case.batch,
         "share": -(-blocks // count) * tile.block_n,
         "D": case.d,
@@ -170,6 +143,7 @@ def _forward_tma(case: Attention, tile: Tiles, tensors: Tensors, o: torch.Tensor
         "v_desc": _descriptor(tensors["V"], tile.block_n),
         "o_ptr": o,
         "lse_ptr": lse,
+        "lse_row": case.sq if lse is None else lse.shape[-1],
         "D": case.d,
         "BLOCK_D": padded_head(case.d),
         "KEEP_LSE": lse is not None,
@@ -186,7 +160,7 @@ def _forward_tma(case: Attention, tile: Tiles, tensors: Tensors, o: torch.Tensor
 def _delta(case: Attention, tensors: Tensors, o: torch.Tensor, delta: torch.Tensor) -> Launch:
     rows = case.batch * case.sq * case.hq
     return Launch(
-        backward_kernels.delta,
+        kernels.delta,
         (-(-rows // _DELTA_ROWS),),
         {
             "o_ptr": o,
@@ -195,6 +169,7 @@ def _delta(case: Attention, tensors: Tensors, o: torch.Tensor, delta: torch.Tens
             "rows": rows,
             "hq": case.hq,
             "sq": case.sq,
+            "lse_row": delta.shape[2],
             "D": case.d,
             "BLOCK_D": padded_head(case.d),
             "BLOCK_M": _DELTA_ROWS,
@@ -212,15 +187,37 @@ def _residuals(case: Attention, tensors: Tensors) -> tuple[torch.Tensor, torch.T
     """O, log2-sum-exp and delta."""
     q = tensors["Q"]
     o = tensors["O"] if "O" in tensors else torch.empty_like(q)
-    lse, delta = (torch.empty((case.batch, case.hq, case.sq), dtype=torch.float32, device=q.device) for _ in range(2))
+    # TMA steps over rows by multiples of 16 bytes.
+    shape = (case.batch, case.hq, -(-case.sq // 4) * 4)
+    lse, delta = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(2))
     return o, lse, delta
 
 
-def _common(case: Attention, tensors: Tensors, lse: torch.Tensor, delta: torch.Tensor) -> dict[str, Any]:
-    """What both kernels of the backward pass through pointers take."""
-    pointers = {f"{name.lower()}_ptr": tensors[name] for name in ("Q", "K", "V", "dO")}
-    head = {"D": case.d, "BLOCK_D": padded_head(case.d), "scale": 1 / math.sqrt(case.d)}
-    return pointers | {"lse_ptr": lse, "delta_ptr": delta} | _problem(case) | head
+def _by_keys(case: Attention, kernel: Any, tile: Tiles, arguments: dict[str, Any]) -> Launch:
+    """dK and dV: a program per tile of keys."""
+    grid = -(-case.sk // tile.block_n) * case.hkv * case.batch
+    return Launch(kernel, (grid,), arguments | _blocks(tile), _options(tile))
+
+
+def _by_queries(case: Attention, kernel: Any, tile: Tiles, arguments: dict[str, Any]) -> Launch:
+    """dQ: a program per tile of queries."""
+    grid = -(-case.sq // tile.block_m) * case.hq * case.batch
+    return Launch(kernel, (grid,), arguments | _blocks(tile), _options(tile))
+
+
+def _gradients_of(case: Attention) -> dict[str, Any]:
+    """What all kernels of a backward pass take."""
+    return _problem(case) | {"D": case.d, "BLOCK_D": padded_head(case.d), "scale": 1 / math.sqrt(case.d)}
+
+
+def _outputs(tensors: Tensors, *names: str) -> dict[str, torch.Tensor]:
+    return {f"{name.lower()}_ptr": tensors[name] for name in names}
+
+
+def _boxes(tensors: Tensors, tile: Tiles) -> dict[str, TensorDescriptor]:
+    """Descriptors of the inputs of a backward pass."""
+    rows = {"Q": tile.block_m, "K": tile.block_n, "V": tile.block_n, "dO": tile.block_m}
+    return {f"{name.lower()}_desc": _descriptor(tensors[name], count) for name, count in rows.items()}
 
 
 def _problem(case: Attention) -> dict[str, Any]:
