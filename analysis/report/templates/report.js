@@ -300,6 +300,7 @@
       R.ratio[row] == null ? (R.verdict[row] === "baseline" ? "the baseline" : "no ratio to the baseline") : `${times(speedup(row))}\u00d7 ${interval(speedup(row, "_high"), speedup(row, "_low"))} of the baseline's speed: ${R.verdict[row]}`,
       R.sol_fraction[row] == null ? null : `${percent(R.sol_fraction[row])} of the limit (${R.sol_roof[row]})`,
       R.bound_by[row] == null ? null : `${R.class_ai[row]}, bound by ${R.bound_by[row]}`,
+      R.counted_bytes[row] == null ? null : `${bytes(R.counted_bytes[row])} counted at DRAM: ${figure(R.counted_intensity[row])} ${operations(R.dtype[row] ?? "")}/B`,
       versionsOf(row),
       `run ${report.runs.id[R.run[row]]}`,
     ].filter(Boolean);
