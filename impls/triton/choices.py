@@ -34,6 +34,7 @@ class Tile:
         split: programs that share one tile's K.
         per_sm: persistent programs per multiprocessor.
         halves: C leaves in two halves, for less shared memory.
+        pair: these halves are products of their own, so that promoted sums need fewer registers.
         flatten: the loops over tiles and over K are pipelined as one.
         tma: operands come by descriptors, where a kernel has both ways.
         maxnreg: registers per thread at most; 0 leaves it to the compiler.
@@ -48,6 +49,7 @@ class Tile:
     split: int = 1
     per_sm: int = 1
     halves: bool = False
+    pair: bool = False
     flatten: bool = False
     tma: bool = False
     maxnreg: int = 0
@@ -118,7 +120,9 @@ def choose(name: str, case: Gemm, device_name: str) -> tuple[Tile, str]:
 
 
 def _alike(case: Gemm) -> tuple[Any, ...]:
-    return case.dtype, case.acc, case.groups is None
+    # f16 and bf16 take the same instructions and bytes.
+    kind = case.dtype if case.dtype not in ("f16", "bf16") else "16 bits"
+    return kind, case.acc, case.groups is None
 
 
 def _sizes(case: Gemm) -> tuple[float, ...]:
@@ -149,13 +153,13 @@ def rule(variant: str, case: Gemm) -> Tile:
 
 def fitted(variant: str, tile: Tile, case: Gemm) -> Tile:
     """No larger than the case asks for, and by pointers where TMA cannot be had."""
-    if tile.tma and not aligned(case):
+    if tile.tma and (not aligned(case) or case.batch > 1):
         tile = replace(tile, tma=False)
     if variant == "persistent_tma_ws":
         return tile
     bm = min(tile.bm, max(16, 1 << (case.m - 1).bit_length()))
     bn = min(tile.bn, max(32, 1 << (case.n - 1).bit_length()))
-    return replace(tile, bm=bm, bn=bn, halves=tile.halves and bn > 64)
+    return replace(tile, bm=bm, bn=bn, halves=tile.halves and bn > 64, pair=tile.pair and bn > 64)
 
 
 def aligned(case: Gemm) -> bool:

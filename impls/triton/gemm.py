@@ -138,6 +138,10 @@ class PersistentTmaWs(PersistentTma):
         reason = super().refuses(case, device)
         if reason is None and case.dtype == "f32":
             reason = "Triton 3.6 specialises warps around tensor cores only, which do not multiply f32."
+        if reason is None and dtype(case.dtype).bytes != 2 and case.layout != "nt":
+            reason = (
+                f"Triton 3.6 specialises warps for {case.dtype} where both operands are K-major: ask for layout nt."
+            )
         if reason is None and case.batch > 1:
             tile, _ = choose(self.name, case, device.name)
             if case.m % tile.bm or case.k % tile.bk:

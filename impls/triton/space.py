@@ -43,23 +43,45 @@ def _all(variant: str, case: Gemm) -> list[Tile]:
         rows = 16 if case.m <= 16 else 32 if case.m <= 32 else 64
         depths = (line,) if promoted else (line, 2 * line, 4 * line)
         return [
-            Tile(bm, bn, bk, warps=warps, stages=stages, split=split)
-            for bm, bn, bk, warps, stages, split in product(
-                {rows, min(128, 2 * rows)}, (32, 64, 128), depths, (4, 8), (3, 4, 6), (1, 2, 4, 8)
+            Tile(bm, bn, bk, warps=warps, stages=stages, split=split, tma=tma)
+            for bm, bn, bk, warps, stages, split, tma in product(
+                {rows, min(128, 2 * rows)} if case.m > rows else {rows},
+                (32, 64, 128),
+                depths,
+                (4, 8),
+                (3, 4, 6, 8),
+                (1, 2, 4, 8),
+                (False, True) if aligned(case) and case.batch == 1 else (False,),
             )
-            if bk * dtype(case.dtype).bytes * bn >= 8192
+            # What a multiprocessor must have on its way to keep up with memory (Little's law: 4.5 TB/s for 0.8 us are
+            # 27 KiB on each of 132).
+            if (stages - 1) * bk * bn * dtype(case.dtype).bytes >= 27 * 1024
         ]
     shapes = ((128, 128), (128, 256), (256, 128), (64, 256))
     if variant == "persistent_tma_ws":
         return [
-            Tile(bm, bn, line, group=group, warps=4, stages=stages)
-            for (bm, bn), group, stages in product(shapes[:2], (4, 8, 16), (2, 3, 4))
+            Tile(bm, bn, line, group=group, warps=4, stages=stages, halves=pair, pair=pair)
+            for (bm, bn), group, stages, pair in product(
+                shapes[:2], (4, 8, 16), (2, 3, 4), (False, True) if promoted else (False,)
+            )
         ]
     if variant == "persistent_tma":
+        leaving = ((1, False, False), (1, True, False), (2, False, False), *(((1, True, True),) if promoted else ()))
         return [
-            Tile(bm, bn, line, group=group, warps=warps, stages=stages, per_sm=per_sm, halves=halves, flatten=flatten)
-            for (bm, bn), group, warps, stages, (per_sm, halves), flatten in product(
-                shapes, (4, 8, 16), (4, 8), (3, 4), ((1, False), (1, True), (2, False)), (False, True)
+            Tile(
+                bm,
+                bn,
+                line,
+                group=group,
+                warps=warps,
+                stages=stages,
+                per_sm=per_sm,
+                halves=halves,
+                pair=pair,
+                flatten=flatten,
+            )
+            for (bm, bn), group, warps, stages, (per_sm, halves, pair), flatten in product(
+                shapes, (4, 8, 16), (4, 8), (3, 4), leaving, (False, True)
             )
             if not flatten or group == 8
         ]
@@ -69,9 +91,14 @@ def _all(variant: str, case: Gemm) -> list[Tile]:
             for (bm, bn), group, stages, flatten in product(shapes[:3], (4, 8), (3, 4), (False, True))
         ]
     return [
-        Tile(bm, bn, bk, group=group, warps=warps, stages=stages, per_sm=per_sm)
-        for (bm, bn), bk, group, warps, stages, per_sm in product(
-            shapes, (line // 2, line), (4, 8), (4, 8), (3, 4), (1, 2) if variant == "persistent" else (1,)
+        Tile(bm, bn, bk, group=group, warps=warps, stages=stages, per_sm=per_sm, flatten=flatten)
+        for (bm, bn), bk, group, warps, stages, (per_sm, flatten) in product(
+            shapes,
+            (line // 2, line),
+            (4, 8),
+            (4, 8),
+            (3, 4),
+            ((1, False), (1, True), (2, False)) if variant == "persistent" else ((1, False),),
         )
         if not promoted or bk == line
     ]
@@ -90,6 +117,8 @@ def _registers(tile: Tile, case: Gemm) -> bool:
     Warp specialisation runs two groups of four warps that share a tile.
     """
     warps = 8 if tile.warps == 4 and tile.bm * tile.bn >= 128 * 128 and tile.per_sm == 1 else tile.warps
-    accumulators = tile.bm * tile.bn // (32 * warps) * (2 if (case.dtype, case.acc) == ("f8e4m3", "f32") else 1)
+    accumulators = tile.bm * tile.bn // (32 * warps)
+    if (case.dtype, case.acc) == ("f8e4m3", "f32"):
+        accumulators += accumulators // (1 + tile.pair)
     each = accumulators + _OTHER_REGISTERS
     return each <= 240 and each * warps * 32 * tile.per_sm <= REGISTERS

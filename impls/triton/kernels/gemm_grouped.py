@@ -8,8 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from impls.triton.kernels.gemm_pointer import product
-from impls.triton.kernels.gemm_tile import raster, start, step, store
+from impls.triton.kernels.gemm_pointer import product_by_pointers
+from impls.triton.kernels.gemm_tile import raster, store
+from impls.triton.kernels.gemm_tma import product_by_descriptors
 
 
 @triton.jit
@@ -63,16 +64,28 @@ def grouped(
         if WIDE:
             rows = rows.to(tl.int64)
         if TMA:
-            acc = start(BM, BN, PRECISION)
-            for i in tl.range(tl.cdiv(k, BK)):
-                a_tile = a.load([row, i * BK])
-                if B_TRANSPOSED:
-                    b_tile = b.load([group, column, i * BK]).reshape(BN, BK).T
-                else:
-                    b_tile = b.load([group, i * BK, column]).reshape(BK, BN)
-                acc = step(a_tile, b_tile, acc, PRECISION)
+            acc = product_by_descriptors(
+                a,
+                b,
+                group,
+                row,
+                column,
+                0,
+                k,
+                0,
+                n,
+                k,
+                BM,
+                BN,
+                BK,
+                False,
+                B_TRANSPOSED,
+                True,
+                False,
+                PRECISION,
+            )
         else:
-            acc = product(
+            acc = product_by_pointers(
                 a,
                 b + group.to(tl.int64) * n * k,
                 rows,

@@ -94,7 +94,7 @@ def _by_pointers(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> Work
     }
     grid: tuple[int, ...] = (tiles,)
     if variant == "persistent":
-        arguments["batches"] = case.batch
+        arguments |= {"batches": case.batch, "FLATTEN": tile.flatten}
         grid = _programs(tile, tiles)
     elif variant == "split_k":
         # One program has nothing to leave to others.
@@ -103,7 +103,15 @@ def _by_pointers(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> Work
         where = tensors["C"].device
         arguments["partial"] = torch.empty(max(1, tiles * parts * tile.bm * tile.bn), dtype=kind, device=where)
         arguments["arrived"] = torch.zeros(tiles, dtype=torch.int32, device=where)
-        arguments["SPLIT"] = tile.split
+        a_transposed, b_transposed = (stored == "t" for stored in case.layout)
+        arguments |= {
+            "SPLIT": tile.split,
+            "TMA": tile.tma,
+            "A_TRANSPOSED": a_transposed,
+            "B_TRANSPOSED": b_transposed,
+        }
+        if tile.tma:
+            arguments |= _operands(case, tile, tensors, stacked=True)
         grid = (tiles * tile.split,)
     return Work([Launch(getattr(gemm_pointer, variant), grid, arguments, tile.options())])
 
@@ -114,6 +122,14 @@ def _described(tensor: torch.Tensor, rows: int, columns: int, stacked: bool) -> 
     if stacked:
         return TensorDescriptor.from_tensor(tensor.view(-1, width), [rows, columns])
     return TensorDescriptor.from_tensor(tensor.view(-1, height, width), [1, rows, columns])
+
+
+def _operands(case: Gemm, tile: Tile, tensors: Tensors, stacked: bool) -> dict[str, TensorDescriptor]:
+    """A and B, as they are stored, with the tiles that a step takes."""
+    columns = tile.bn // (1 + tile.pair)
+    a_tile = (tile.bm, tile.bk) if case.layout[0] == "n" else (tile.bk, tile.bm)
+    b_tile = (tile.bk, columns) if case.layout[1] == "n" else (columns, tile.bk)
+    return {"a": _described(tensors["A"], *a_tile, stacked), "b": _described(tensors["B"], *b_tile, stacked)}
 
 
 def stacks(case: Gemm, tile: Tile) -> bool:
@@ -136,14 +152,12 @@ def _by_descriptors(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> W
         **_common(case, tile),
         "A_TRANSPOSED": a_transposed,
         "B_TRANSPOSED": b_transposed,
+        "PAIR": tile.pair,
     }
     if variant == "persistent_tma":
         stacked = stacks(case, tile)
-        a_tile = (tile.bk, tile.bm) if a_transposed else (tile.bm, tile.bk)
-        b_tile = (tile.bn, tile.bk) if b_transposed else (tile.bk, tile.bn)
         arguments |= {
-            "a": _described(tensors["A"], *a_tile, stacked),
-            "b": _described(tensors["B"], *b_tile, stacked),
+            **_operands(case, tile, tensors, stacked),
             "c": _described(tensors["C"], tile.bm, tile.bn // (1 + tile.halves), stacked),
             "HALVES": tile.halves,
             "FLATTEN": tile.flatten,

@@ -10,10 +10,11 @@ import triton
 import triton.language as tl
 
 from impls.triton.kernels.gemm_tile import finish, raster, start, step, store
+from impls.triton.kernels.gemm_tma import product_by_descriptors
 
 
 @triton.jit
-def product(
+def product_by_pointers(
     a,
     b,
     rows,
@@ -84,7 +85,7 @@ def tiled(
     rows, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
     if WIDE:
         rows = rows.to(tl.int64)
-    acc = product(
+    acc = product_by_pointers(
         a + batch * m * k,
         b + batch * n * k,
         rows,
@@ -128,6 +129,7 @@ def persistent(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
+    FLATTEN: tl.constexpr,
     WHOLE: tl.constexpr,
     WHOLE_K: tl.constexpr,
     WIDE: tl.constexpr,
@@ -136,13 +138,13 @@ def persistent(
 ):
     """Every n-th tile of C, n being the number of programs."""
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
-    for tile in tl.range(tl.program_id(0), batches * tiles_m * tiles_n, tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), batches * tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
         batch = (tile // (tiles_m * tiles_n)).to(tl.int64)
         tile_m, tile_n = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
         rows, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
         if WIDE:
             rows = rows.to(tl.int64)
-        acc = product(
+        acc = product_by_pointers(
             a + batch * m * k,
             b + batch * n * k,
             rows,
@@ -192,12 +194,16 @@ def split_k(
     WHOLE: tl.constexpr,
     WHOLE_K: tl.constexpr,
     WIDE: tl.constexpr,
+    TMA: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
     PRECISION: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
     """A SPLIT-th of the sums of one tile of C; the program that comes last adds all of them, in the order of K.
 
     Args:
+        a, b: pointers; with TMA, for a single product, descriptors of A and B as they are stored, with tiles of theirs.
         partial: sums, (tiles, SPLIT, BM, BN) in the accumulator's type.
         arrived: how many programs of a tile have left their sums, (tiles,) i32; zeros before and after.
     """
@@ -209,26 +215,50 @@ def split_k(
     if WIDE:
         rows = rows.to(tl.int64)
     length = tl.cdiv(tl.cdiv(k, BK), SPLIT) * BK
-    acc = product(
-        a + batch * m * k,
-        b + batch * n * k,
-        rows,
-        columns,
-        part * length,
-        min(k, part * length + length),
-        m,
-        n,
-        stride_am,
-        stride_ak,
-        stride_bk,
-        stride_bn,
-        BM,
-        BN,
-        BK,
-        WHOLE,
-        WHOLE_K,
-        PRECISION,
-    )
+    first = part * length
+    last = min(k, first + length)
+    if TMA:
+        acc = product_by_descriptors(
+            a,
+            b,
+            0,
+            tile_m * BM,
+            tile_n * BN,
+            first,
+            last,
+            m,
+            n,
+            k,
+            BM,
+            BN,
+            BK,
+            A_TRANSPOSED,
+            B_TRANSPOSED,
+            True,
+            True,
+            PRECISION,
+        )
+    else:
+        acc = product_by_pointers(
+            a + batch * m * k,
+            b + batch * n * k,
+            rows,
+            columns,
+            first,
+            last,
+            m,
+            n,
+            stride_am,
+            stride_ak,
+            stride_bk,
+            stride_bn,
+            BM,
+            BN,
+            BK,
+            WHOLE,
+            WHOLE_K,
+            PRECISION,
+        )
     if EPILOGUE == "residual":
         addend += batch * m * n
     if SPLIT > 1:

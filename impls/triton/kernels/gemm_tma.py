@@ -37,6 +37,78 @@ def put(
 
 
 @triton.jit
+def product_by_descriptors(
+    a,
+    b,
+    batch,
+    row,
+    column,
+    first,
+    last,
+    m,
+    n,
+    k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    A_STACKED: tl.constexpr,
+    B_STACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Sum over k from ``first`` to ``last`` of A[row .. row + BM, k] B[k, column .. column + BN]."""
+    acc = start(BM, BN, PRECISION)
+    for i in tl.range(first, last, BK):
+        if A_TRANSPOSED:
+            a_tile = load(a, batch, k, i, row, BK, BM, A_STACKED).T
+        else:
+            a_tile = load(a, batch, m, row, i, BM, BK, A_STACKED)
+        if B_TRANSPOSED:
+            b_tile = load(b, batch, n, column, i, BN, BK, B_STACKED).T
+        else:
+            b_tile = load(b, batch, k, i, column, BK, BN, B_STACKED)
+        acc = step(a_tile, b_tile, acc, PRECISION)
+    return acc
+
+
+@triton.jit
+def pair_by_descriptors(
+    a,
+    b,
+    batch,
+    row,
+    column,
+    m,
+    n,
+    k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    STACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The product of a tile as two of BN / 2 columns each: promoted sums then hold two accumulators of half a tile."""
+    left, right = start(BM, BN // 2, PRECISION), start(BM, BN // 2, PRECISION)
+    for i in tl.range(0, k, BK):
+        if A_TRANSPOSED:
+            a_tile = load(a, batch, k, i, row, BK, BM, STACKED).T
+        else:
+            a_tile = load(a, batch, m, row, i, BM, BK, STACKED)
+        if B_TRANSPOSED:
+            b_left = load(b, batch, n, column, i, BN // 2, BK, STACKED).T
+            b_right = load(b, batch, n, column + BN // 2, i, BN // 2, BK, STACKED).T
+        else:
+            b_left = load(b, batch, k, i, column, BK, BN // 2, STACKED)
+            b_right = load(b, batch, k, i, column + BN // 2, BK, BN // 2, STACKED)
+        left = step(a_tile, b_left, left, PRECISION)
+        right = step(a_tile, b_right, right, PRECISION)
+    return left, right
+
+
+@triton.jit
 def tiles(
     a,
     b,
@@ -51,6 +123,7 @@ def tiles(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
     HALVES: tl.constexpr,
+    PAIR: tl.constexpr,
     FLATTEN: tl.constexpr,
     SPECIALISE: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -64,14 +137,15 @@ def tiles(
     """Every n-th tile of C, n being the number of programs.
 
     Args:
-        a, b, c: descriptors of A, B and C as they are stored, with tiles of theirs (C: of BM x BN / (1 + HALVES)).
+        a, b, c: descriptors of A, B and C as they are stored, with tiles of theirs (B: of BN / (1 + PAIR) columns, C:
+            of BN / (1 + HALVES)).
         addend: pointer to bias or residual.
         HALVES: C leaves in two halves of BN / 2 columns, which takes half of the shared memory.
+        PAIR: these halves are products of their own; with HALVES only.
         FLATTEN: the loops over tiles and over K are pipelined as one.
         SPECIALISE: loads, products and epilogue get warps of their own.
     """
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
-    steps = tl.cdiv(k, BK)
     for tile in tl.range(
         tl.program_id(0),
         batches * tiles_m * tiles_n,
@@ -82,25 +156,40 @@ def tiles(
         batch = tile // (tiles_m * tiles_n)
         tile_m, tile_n = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
         row, column = tile_m * BM, tile_n * BN
-        acc = start(BM, BN, PRECISION)
-        for i in tl.range(steps):
-            if A_TRANSPOSED:
-                a_tile = load(a, batch, k, i * BK, row, BK, BM, STACKED).T
-            else:
-                a_tile = load(a, batch, m, row, i * BK, BM, BK, STACKED)
-            if B_TRANSPOSED:
-                b_tile = load(b, batch, n, column, i * BK, BN, BK, STACKED).T
-            else:
-                b_tile = load(b, batch, k, i * BK, column, BK, BN, STACKED)
-            acc = step(a_tile, b_tile, acc, PRECISION)
         at = addend
         if EPILOGUE == "residual":
             at += batch.to(tl.int64) * m * n
         rows = row + tl.arange(0, BM)
         if WIDE:
             rows = rows.to(tl.int64)
+        if PAIR:
+            left, right = pair_by_descriptors(
+                a, b, batch, row, column, m, n, k, BM, BN, BK, A_TRANSPOSED, B_TRANSPOSED, STACKED, PRECISION
+            )
+        else:
+            acc = product_by_descriptors(
+                a,
+                b,
+                batch,
+                row,
+                column,
+                0,
+                k,
+                m,
+                n,
+                k,
+                BM,
+                BN,
+                BK,
+                A_TRANSPOSED,
+                B_TRANSPOSED,
+                STACKED,
+                STACKED,
+                PRECISION,
+            )
         if HALVES:
-            left, right = acc.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
+            if not PAIR:
+                left, right = acc.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
             columns = column + tl.arange(0, BN // 2)
             values = finish(left, at, rows, columns, m, n, WHOLE, EPILOGUE)
             put(c, values, batch, m, row, column, BM, BN // 2, STACKED)
@@ -126,6 +215,7 @@ def persistent_tma(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
     HALVES: tl.constexpr,
+    PAIR: tl.constexpr,
     FLATTEN: tl.constexpr,
     WHOLE: tl.constexpr,
     WIDE: tl.constexpr,
@@ -150,6 +240,7 @@ def persistent_tma(
         BK,
         GROUP,
         HALVES,
+        PAIR,
         FLATTEN,
         False,
         WHOLE,
@@ -182,6 +273,7 @@ def persistent_tma_ws(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
+    PAIR: tl.constexpr,
     WHOLE: tl.constexpr,
     WIDE: tl.constexpr,
     A_TRANSPOSED: tl.constexpr,
@@ -191,12 +283,13 @@ def persistent_tma_ws(
 ):
     """Over descriptors of its own making, matrices stacked: the compiler cuts tiles for two groups of warps, and those
     of a descriptor that comes from outside it cannot cut (Triton 3.6)."""
+    COLUMNS: tl.constexpr = BN // (1 + PAIR)
     a_tiles = describe(a, batches * k, m, BK, BM) if A_TRANSPOSED else describe(a, batches * m, k, BM, BK)
-    b_tiles = describe(b, batches * n, k, BN, BK) if B_TRANSPOSED else describe(b, batches * k, n, BK, BN)
+    b_tiles = describe(b, batches * n, k, COLUMNS, BK) if B_TRANSPOSED else describe(b, batches * k, n, BK, COLUMNS)
     tiles(
         a_tiles,
         b_tiles,
-        describe(c, batches * m, n, BM, BN),
+        describe(c, batches * m, n, BM, COLUMNS),
         addend,
         batches,
         m,
@@ -206,7 +299,8 @@ def persistent_tma_ws(
         BN,
         BK,
         GROUP,
-        False,
+        PAIR,
+        PAIR,
         False,
         True,
         WHOLE,
