@@ -139,3 +139,15 @@ def test_ok_without_rounds_says_so(records):
 
 def test_no_results_is_a_sentence():
     assert "No results." in text([])
+
+
+def test_counted_traffic_stands_beside_the_model(records):
+    records.run("r2", machine="h200", kind="cuda")
+    records.result(CASE, "cublas.default", [10.0], run="r2", regime="burst", traffic_bytes=3 << 20)
+    records.result(CASE, "xla.default", [10.0], run="r2", regime="burst", traffic_bytes=3 << 20)
+    records.profile(CASE, "xla.default", run="r2", read=3 << 20, written=1 << 19, back=1 << 19)
+    baseline, other = rows(records)
+    assert (baseline.counted_bytes, baseline.counted_intensity) == (None, None)
+    assert other.counted_bytes == 4 << 20
+    assert other.counted_intensity == pytest.approx(2 * 1024**3 / (4 << 20))
+    assert other.intensity == pytest.approx(2 * 1024**3 / (3 << 20))
