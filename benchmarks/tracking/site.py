@@ -76,8 +76,12 @@ def publish(conf: Any, repo: Any) -> Path:
 
     described, graphs = _unfold(conf, repo, benchmarks, index)
     states = _in_order(graphs)
-    for (name, state), points in graphs.items():
+    # Whatever state is chosen, the interface asks for all benchmarks: an empty series where there is nothing, no error.
+    for name, state in itertools.product(described, states):
+        points = graphs.get((name, state), [])
         _write(site / _path(name, dict(state)), sorted(points, key=lambda point: point[0]))
+    for asked in ("profiles.json", "regressions-ignore.json"):
+        _write(site / asked, [])
     keys = dict.fromkeys(key for state in states for key, _ in state)
     _write(
         site / "index.json",

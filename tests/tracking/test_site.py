@@ -3,7 +3,6 @@ import http.server
 import itertools
 import json
 import shutil
-import subprocess
 import threading
 
 import pytest
@@ -116,65 +115,84 @@ def test_publishing_again_keeps_the_report_and_nothing_else(history):
     assert not (site / "graphs" / "stale.json").exists()
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
-    asked: set[str]
-
-    def log_message(self, *_):
-        self.asked.add(self.path)
-
-
 @pytest.fixture(scope="module")
-def browse(history):
-    """The page that Chromium makes of a part of the site, without any other host, and what it asked for."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("Chromium is not installed here: apt-get install chromium")
-    Handler.asked = set()
+def address(history):
+    """The site, served on this machine."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            """Nothing."""
+
     handler = functools.partial(Handler, directory=str(history.folder / "site"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-
-        def page(fragment):
-            done = subprocess.run(
-                [
-                    *(chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000"),
-                    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-                    *("--dump-dom", f"http://127.0.0.1:{server.server_port}/index.html{fragment}"),
-                ],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=True,
-            )
-            return done.stdout
-
-        yield page, Handler.asked
+        yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
 
 
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="the site's browser tests need playwright")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("Chromium is not installed here: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def browse(browser, address):
+    """Opens a part of the site. It may ask for nothing but what the site holds, and has nothing to complain of."""
+    context = browser.new_context()
+    context.set_default_timeout(30_000)
+    troubles = []
+    page = context.new_page()
+    page.on("console", lambda said: troubles.append(f"{said.type}: {said.text}"))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("requestfailed", lambda request: troubles.append(f"failed: {request.url}"))
+
+    def opened(fragment):
+        page.goto(f"{address}index.html{fragment}")
+        return page
+
+    yield opened
+    context.close()
+    assert troubles == [] and not [url for url in requests if not url.startswith((address, "data:", "blob:"))]
+
+
 def test_the_overview_opens_on_times_and_links_the_report(browse):
-    page, asked = browse
-    html = page("")
-    assert "gemm.Square.time[f32, n=1024]" in html and "Could not load" not in html
-    assert "gemm.Square.compile[f32, n=1024]" not in html
-    assert 'href="report/index.html"' in html
-    assert any("gemm.Square.time" in path for path in asked)
+    page = browse("")
+    page.get_by_text("gemm.Square.time[f32, n=1024]").first.wait_for()
+    assert page.get_by_text("gemm.Square.compile[f32, n=1024]").count() == 0
+    link = page.get_by_role("link", name="Decision report")
+    assert link.is_visible() and link.get_attribute("href") == "report/index.html"
 
 
 def test_one_stack_across_commits_shows_the_step(browse):
-    page, _ = browse
-    html = page("#view=explore&bench=gemm.Square.time%5Bf32%2C%20n%3D1024%5D&f-impl=xla.dot")
-    assert "Distribution" in html and "n=10" in html
-    assert "19.3" in html and "25.1" in html  # ms, before and after
+    page = browse("#view=explore&bench=gemm.Square.time%5Bf32%2C%20n%3D1024%5D&f-impl=xla.dot")
+    page.get_by_text("Distribution").first.wait_for()
+    for milliseconds in ("19.2", "25.1"):  # before and after
+        page.get_by_text(milliseconds).first.wait_for()
 
 
 def test_one_gemm_across_stacks_is_in_the_comparison(browse):
-    page, _ = browse
-    html = page("#view=compare&envs=0,1,2,3")
-    assert "impl=iree.llvm_cpu" in html and "impl=xla.dot" in html
+    page = browse("#view=compare&envs=0,1,2,3")
+    for impl in ("iree.llvm_cpu", "xla.dot"):
+        page.get_by_text(f"impl={impl}").first.wait_for()
 
 
 def test_the_regression_is_on_its_page(browse, history):
-    page, _ = browse
-    html = page("#view=regressions")
-    assert "gemm.Square.time[f32, n=1024]" in html and history.commits[CULPRIT][:8] in html
+    page = browse("#view=regressions")
+    page.get_by_text("gemm.Square.time[f32, n=1024]").first.wait_for()
+    page.get_by_text(history.commits[CULPRIT][:8]).first.wait_for()
+
+
+@pytest.mark.parametrize("view", ["heatmap", "grid", "inventory"])
+def test_the_other_views_open(browse, view):
+    page = browse(f"#view={view}")
+    page.get_by_text("ridgemark").first.wait_for()
+    page.wait_for_load_state("networkidle")
