@@ -7,11 +7,13 @@ passes keep the forward pass's O and log-sum-exp as residuals.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from impls.contract import Device, Implementation, Program
-from impls.triton.attention_tiles import Tiles, choose, shares
+from impls.triton.attention_tiles import Choice, Tiles, choose, shares, space, tuned_as
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
@@ -42,9 +44,35 @@ class _Attention(Implementation):
         from impls.triton.kernels.program import LaunchedProgram
 
         chosen = {kernel: choose(kernel, case, device) for kernel in self._kernels(case)}
-        tiles = {kernel: tile for kernel, (tile, _) in chosen.items()}
         config: dict[str, Any] = {name: asdict(tile) | {"from": origin} for name, (tile, origin) in chosen.items()}
-        return LaunchedProgram(case, device, lambda tensors: self._bind(case, tiles, tensors), config)
+        tiles = {kernel: tile for kernel, (tile, _) in chosen.items()}
+        return LaunchedProgram(case, device, self._bind(case, tiles), config)
+
+    def space(self, case: Attention) -> list[Choice]:
+        """What tuning tries on Hopper: the kernels of the forward or of the backward pass alone, all combinations."""
+        kernels = [k for k in self._kernels(case) if tuned_as(k, case) == case]
+        options = [[(kernel, tiles) for tiles in space(kernel, case, "sm_90")] for kernel in kernels]
+        return [Choice(combination) for combination in product(*options) if combination]
+
+    def build(self, case: Attention, device: Device, choice: Choice) -> Program:
+        """The case with the given tiles, to be tuned."""
+        from impls.triton.kernels.program import LaunchedProgram
+
+        tiles = self._completed(case, device, choice)
+        return LaunchedProgram(case, device, self._bind(case, tiles), choice.config(), describe=False)
+
+    def compile_ahead(self, case: Attention, choice: Choice, arch: str) -> list[Any]:
+        """Triton's compiled kernels of a call, for a device that need not be there."""
+        from impls.triton.kernels import ahead
+        from impls.triton.kernels.program import LaunchedProgram
+
+        ahead.use(arch)
+        tiles = self._completed(case, Device("cuda", "", arch, 1, 0), choice)
+        return LaunchedProgram.compile_ahead(case, self._bind(case, tiles))
+
+    def _completed(self, case: Attention, device: Device, choice: Choice) -> dict[str, Tiles]:
+        """The tiles of all kernels: those of the choice, and of the others what is chosen for them."""
+        return {kernel: choose(kernel, case, device)[0] for kernel in self._kernels(case)} | dict(choice.tiles)
 
     def traffic_bytes(self, case: Case) -> int:
         """Backward the inputs are read by two kernels, O and dO by a third for delta; log-sum-exp and delta besides."""
@@ -68,9 +96,12 @@ class _Attention(Implementation):
     def _kernels(self, case: Attention) -> tuple[str, ...]:
         """The kernels of the case that have tiles to choose."""
 
-    @abstractmethod
-    def _bind(self, case: Attention, tiles: dict[str, Tiles], tensors: Tensors) -> Work:
-        """The launches of a call."""
+    def _bind(self, case: Attention, tiles: dict[str, Tiles]) -> Callable[[Tensors], Work]:
+        """From tensors to the launches of a call."""
+        from impls.triton.kernels import attention_launches
+
+        work = getattr(attention_launches, self.name.partition(".")[2])
+        return lambda tensors: work(case, tiles, tensors)
 
 
 class Flash(_Attention):
@@ -81,11 +112,6 @@ class Flash(_Attention):
 
     def _kernels(self, case: Attention) -> tuple[str, ...]:
         return ("forward",) if case.direction == "fwd" else ("forward", "backward_kv", "backward_q")
-
-    def _bind(self, case: Attention, tiles: dict[str, Tiles], tensors: Tensors) -> Work:
-        from impls.triton.kernels import attention_launches
-
-        return attention_launches.flash(case, tiles, tensors)
 
 
 class FlashTma(_Attention):
@@ -105,11 +131,6 @@ class FlashTma(_Attention):
 
     def _kernels(self, case: Attention) -> tuple[str, ...]:
         return ("forward_tma",) if case.direction == "fwd" else ("forward_tma", "backward_kv_tma", "backward_q_tma")
-
-    def _bind(self, case: Attention, tiles: dict[str, Tiles], tensors: Tensors) -> Work:
-        from impls.triton.kernels import attention_launches
-
-        return attention_launches.flash_tma(case, tiles, tensors)
 
 
 class Decode(_Attention):
@@ -140,8 +161,3 @@ class Decode(_Attention):
 
     def _kernels(self, case: Attention) -> tuple[str, ...]:
         return ("decode",)
-
-    def _bind(self, case: Attention, tiles: dict[str, Tiles], tensors: Tensors) -> Work:
-        from impls.triton.kernels import attention_launches
-
-        return attention_launches.decode(case, tiles, tensors)

@@ -6,9 +6,7 @@ how decoding cuts the keys into shares. It imports no Triton. What tuning chose 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from impls.contract import Device
@@ -56,6 +54,21 @@ class Tiles:
     ahead: bool = False
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The tiles of the kernels of one call that are chosen together.
+
+    Attributes:
+        tiles: (kernel, its tiles), each kernel once.
+    """
+
+    tiles: tuple[tuple[str, Tiles], ...]
+
+    def config(self) -> dict[str, Any]:
+        """For the record and the tuned file."""
+        return {kernel: asdict(tiles) for kernel, tiles in self.tiles}
+
+
 def padded_head(d: int) -> int:
     """The head size of a tile: a power of two, of at least what one tensor core instruction takes."""
     return max(16, _power(d))
@@ -85,30 +98,40 @@ def shared_bytes(kernel: str, tiles: Tiles, d: int, element: int) -> int:
         return 2 * n + 2 * m * tiles.stages
     if kernel.startswith("backward_q"):
         return 2 * m + 2 * n * tiles.stages
-    return m + 2 * n * tiles.stages
+    return m + 2 * n * tiles.stages + (n if tiles.ahead else 0)
 
 
-def space(kernel: str, d: int, element: int, arch: str) -> Iterator[Tiles]:
-    """The configurations that tuning tries: what fits, with accumulators that leave registers for the rest."""
-    head = padded_head(d)
-    block_m, block_n = {
-        "forward": ((64, 128), (32, 64, 128)),
-        "forward_tma": ((64, 128), (32, 64, 128)),
-        "decode": ((16,), (32, 64, 128, 256)),
-        "backward_kv": ((32, 64), (64, 128)),
-        "backward_kv_tma": ((32, 64), (64, 128)),
-        "backward_q": ((64, 128), (32, 64, 128)),
-        "backward_q_tma": ((64, 128), (32, 64, 128)),
-    }[kernel]
-    for m, n, warps, stages in product(block_m, block_n, (4, 8), (2, 3, 4)):
-        products = 2 if kernel.startswith("backward") else 1  # of scores' size that are held at the same time
-        held = 2 * n * head if kernel.startswith("backward_kv") else m * head
-        if (held + products * m * n) / (32 * warps) > _MOST_ACCUMULATED:
-            continue
+def space(kernel: str, case: Attention, arch: str) -> list[Tiles]:
+    """The configurations that tuning tries, pruned by registers, by shared memory and by what was seen on an H200.
+
+    There, every 64 rows of a tile want a warpgroup; two warpgroups to a program beat one unless two programs share the
+    multiprocessor; and forward the deepest pipelines of two to four stages that fit beat shallower ones. Backward
+    registers are what is short, and more stages take some.
+    """
+    head = padded_head(case.d)
+    stages: tuple[int, ...] = (4, 3, 2)
+    if kernel == "decode":
+        blocks = [(16, n, warps) for n in (32, 64, 128) for warps in (4, 8)]
+    elif case.sq < 64:
+        return []  # what decode is for
+    elif kernel.startswith("forward"):
+        blocks = [(128, n, 8) for n in ((32, 64) if head > 128 else (64, 128))]
+        blocks += [(128, n, 4) for n in (64, 128) if head <= 64]
+    elif kernel.startswith("backward_kv"):
+        stages = (3, 2)
+        blocks = [(m, n, warps) for m in (32, 64) for n, warps in ((64, 4), (128, 8)) if n * head <= 128 * 128]
+        blocks += [(m, 64, 8) for m in (32, 64) if head > 128]
+    else:
+        stages = (3, 2)
+        blocks = [(128, n, 8) for n in (32, 64, 128) if 64 * 64 <= n * head <= 128 * 128] + [(64, 64, 4)]
+    found = []
+    for m, n, warps in blocks:
+        limit = SHARED_BYTES[arch] // (2 if warps == 4 and kernel != "decode" else 1)
         for ahead in (False, True) if kernel == "forward_tma" else (False,):
-            tiles = Tiles(m, n, warps, stages, ahead)
-            if shared_bytes(kernel, tiles, d, element) <= SHARED_BYTES[arch]:
-                yield tiles
+            options = (Tiles(m, n, warps, count, ahead) for count in stages)
+            fitting = [t for t in options if shared_bytes(kernel, t, case.d, dtype(case.dtype).bytes) <= limit]
+            found += fitting[:2] if kernel in ("forward", "forward_tma", "decode") else fitting[:1]
+    return found
 
 
 def choose(kernel: str, case: Attention, device: Device) -> tuple[Tiles, str]:

@@ -120,14 +120,14 @@ class LaunchedProgram(Program):
         """Copies on the device (on a CPU the arrays themselves), new outputs, and launches over both."""
         tensors = {name: torch_arrays.to_torch(array).to(self._where) for name, array in inputs.items()}
         outputs = _empty(self._case.output_specs(), self._where)
-        loaded = self.over(_Loaded(tensors, outputs, Work(()), []))
-        self._prepare_residuals(loaded)
-        return loaded
+        return self.over(_Loaded(tensors, outputs, Work(()), []))
 
     def over(self, loaded: _Loaded) -> _Loaded:
         """A set that another program of the same case has loaded, under this one's launches: what tuning times."""
         work = self._bind(loaded.inputs | loaded.outputs)
-        return _Loaded(loaded.inputs, loaded.outputs, work, [_callable(launch) for launch in work.launches])
+        over = _Loaded(loaded.inputs, loaded.outputs, work, [_callable(launch) for launch in work.launches])
+        self._prepare_residuals(over)
+        return over
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """In place; residuals are made anew."""
