@@ -136,6 +136,8 @@ class PersistentTmaWs(PersistentTma):
         """What the compiler's pass cannot do, too."""
         assert isinstance(case, Gemm)
         reason = super().refuses(case, device)
+        if reason is None and device.kind == "cuda" and capability(device) != 90:
+            reason = "Triton 3.6 specialises the warps of this kernel for compute capability 9.0 only."
         if reason is None and case.dtype == "f32":
             reason = "Triton 3.6 specialises warps around tensor cores only, which do not multiply f32."
         if reason is None and dtype(case.dtype).bytes != 2 and case.layout != "nt":

@@ -1,0 +1,176 @@
+"""What the GEMM kernels compile to for GPUs that are not there, which tiles they are given, and what tuning tries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.engine import environments
+from impls.contract import Device
+from impls.triton import choices
+from impls.triton.choices import Tile
+from impls.triton.gemm import Grouped, Persistent, PersistentTma, PersistentTmaWs, SplitK, Tiled
+from impls.workloads.base import parse_case
+from impls.workloads.gemm import Gemm
+
+ROOT = Path(__file__).parents[2]
+HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
+AMPERE = Device("cuda", "NVIDIA A100", "sm_80", 1, 80 * 2**30)
+BLACKWELL = Device("cuda", "NVIDIA B200", "sm_100", 1, 180 * 2**30)
+# CUDA C++ programming guide, table of compute capabilities: what a block may have on sm_90.
+MOST_SHARED = 227 * 1024
+
+PROMOTED = ("triton.persistent_tma_ws", "gemm:1024x1024x1024:f8e4m3:nt")
+FAST = ("triton.persistent_tma_ws", "gemm:1024x1024x1024:f8e4m3:nt:acc=fast")
+#: Target -> kernels, and families of instructions that each must and must not hold.
+CODE: dict[str, dict[tuple[str, str], tuple[set[str], set[str]]]] = {
+    "sm_80": {
+        ("triton.tiled", "gemm:512x512x512:bf16:bias+gelu"): ({"mma", "cp_async", "ex2"}, {"wgmma", "tma_load"}),
+        ("triton.split_k", "gemm:16x1024x2048:f16:nt"): ({"mma", "cp_async"}, {"wgmma"}),
+    },
+    "sm_90": {
+        ("triton.tiled", "gemm:512x512x512:bf16"): ({"wgmma", "cp_async"}, {"mma", "tma_load", "setmaxnreg"}),
+        ("triton.tiled", "gemm:512x512x512:f32"): ({"ffma", "cp_async"}, {"wgmma", "mma"}),
+        ("triton.persistent_tma", "gemm:512x512x512:bf16:bias+gelu"): (
+            {"wgmma", "tma_load", "tma_store", "mbarrier", "ex2"},
+            {"mma", "cp_async", "setmaxnreg"},
+        ),
+        ("triton.persistent_tma", "gemm:512x512x512:tf32"): ({"wgmma", "tma_load"}, {"mma"}),
+        PROMOTED: ({"wgmma", "tma_load", "tma_store", "setmaxnreg"}, {"mma", "local_load"}),
+        FAST: ({"wgmma", "tma_load", "tma_store", "setmaxnreg"}, {"mma", "local_load"}),
+        ("triton.grouped", "gemm:g100+28x512x512:bf16:nt"): ({"wgmma", "tma_load"}, {"mma"}),
+    },
+    "sm_100": {
+        ("triton.tiled", "gemm:512x512x512:f16"): ({"tcgen05", "cp_async"}, {"wgmma", "mma"}),
+        ("triton.persistent_tma", "gemm:512x512x512:bf16"): ({"tcgen05", "tma_load", "tma_store"}, {"wgmma", "mma"}),
+    },
+    "gfx942": {
+        ("triton.tiled", "gemm:512x512x512:f16"): ({"mfma"}, set()),
+        ("triton.persistent_tma", "gemm:512x512x512:bf16"): ({"mfma"}, set()),
+    },
+}
+
+
+@cache
+def compiled(arch: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Facts about every kernel of ``CODE`` for one target."""
+    found = environments.find("triton", "cpu")
+    if isinstance(found, environments.Missing):
+        pytest.skip(f"{found.reason} {found.remedy}")
+    pairs = [word for pair in CODE[arch] for word in pair]
+    command = [str(found.python), "-m", "tests.triton.gemm_native", arch, *pairs]
+    # Nothing of the environment's variables: they ask for the interpreter.
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={}, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(zip(CODE[arch], json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("arch", CODE)
+def test_compiles_to_the_instructions_of_the_device(arch: str) -> None:
+    for pair, (wanted, unwanted) in CODE[arch].items():
+        families = set(compiled(arch)[pair]["instructions"])
+        assert wanted <= families, pair
+        assert not unwanted & families, pair
+
+
+def test_fits_a_multiprocessor_without_spills() -> None:
+    for pair, facts in compiled("sm_90").items():
+        assert facts["shared_bytes"] <= MOST_SHARED, pair
+        assert facts["stack_bytes"] == 0, pair
+
+
+def test_promoted_sums_leave_the_tensor_core() -> None:
+    """One addition in f32 per accumulator and step, which the compiler could have moved back into the tensor core."""
+    facts = compiled("sm_90")
+    # Two groups of 128 threads multiply.
+    assert facts[PROMOTED]["additions"] >= facts[PROMOTED]["accumulators"] // 256
+    assert facts[FAST]["additions"] == 0
+
+
+def gemm(case_id: str) -> Gemm:
+    case = parse_case(case_id)
+    assert isinstance(case, Gemm)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("case", "aligned"),
+    [
+        ("gemm:5x24x40:bf16", True),
+        ("gemm:5x24x40:bf16:nt", True),
+        ("gemm:5x24x40:bf16:tn", False),  # A is stored (K, M): rows of 10 bytes
+        ("gemm:5x20x40:bf16:nt", False),  # rows of C of 40 bytes
+        ("gemm:5x24x40:f8e4m3:nt", False),  # rows of A of 40 bytes
+        ("gemm:5x20x48:f8e4m3:out=f32:nt", True),
+        ("gemm:5x6x4:f32", False),
+    ],
+)
+def test_tma_wants_rows_of_whole_16_bytes(case: str, aligned: bool) -> None:
+    assert choices.aligned(gemm(case)) == aligned
+    assert (PersistentTma().refuses(gemm(case), HOPPER) is None) == aligned
+
+
+def test_refuses_what_the_device_lacks() -> None:
+    assert PersistentTma().refuses(gemm("gemm:64x64x64:bf16"), AMPERE) is not None
+    assert Tiled().refuses(gemm("gemm:64x64x64:bf16"), AMPERE) is None
+    assert Tiled().refuses(gemm("gemm:64x64x64:f8e4m3"), AMPERE) is not None
+    assert PersistentTmaWs().refuses(gemm("gemm:64x64x64:bf16"), BLACKWELL) is not None
+    assert PersistentTmaWs().refuses(gemm("gemm:64x64x64:tf32"), HOPPER) is not None
+    assert PersistentTmaWs().refuses(gemm("gemm:b3x100x64x64:bf16"), HOPPER) is not None
+
+
+@pytest.mark.parametrize("name", [i.name for i in (Tiled, Persistent, SplitK, PersistentTma, PersistentTmaWs, Grouped)])
+@pytest.mark.parametrize(
+    "case", ["gemm:8192x8192x8192:f8e4m3:nt", "gemm:1x8192x8192:bf16:nt", "gemm:g64+3x512x512:f16"]
+)
+def test_the_space_holds_only_what_fits(kind: type[Tiled], case: str) -> None:
+    one = gemm(case)
+    if kind().refuses(one, HOPPER) is not None:
+        pytest.skip(f"{kind.name} does not take it")
+    tiles = kind().space(one)
+    assert len(set(tiles)) == len(tiles) > 0
+    for tile in tiles:
+        width = 1 if one.dtype == "f8e4m3" else 2
+        assert tile.per_sm * tile.stages * tile.bk * (tile.bm + tile.bn) * width <= MOST_SHARED
+        # A promoted sum leaves the tensor core after 128 products at most.
+        assert one.dtype != "f8e4m3" or tile.bk <= 128
+
+
+def test_takes_what_was_tuned_for_the_nearest_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = Tile(64, 64, 64).config(), Tile(128, 256, 64).config()
+    tuned = {
+        "choices": {
+            "triton.tiled": {
+                "gemm:512x512x512:bf16": {"choice": small},
+                "gemm:8192x8192x8192:bf16": {"choice": large},
+                "gemm:300x300x300:f8e4m3": {"choice": large},
+            }
+        }
+    }
+    (tmp_path / "h200.json").write_text(json.dumps(tuned))
+    monkeypatch.setattr(choices, "_TUNED", tmp_path)
+    for case, expected in (
+        ("gemm:600x600x600:bf16", "gemm:512x512x512:bf16"),
+        ("gemm:600x600x600:f16", "gemm:512x512x512:bf16"),  # the same bytes and instructions
+        ("gemm:4096x8192x4096:bf16:nt", "gemm:8192x8192x8192:bf16"),
+        # 2048 is nearer to 8192 by logarithms, in three of three sizes
+        ("gemm:2100x2100x2100:bf16", "gemm:8192x8192x8192:bf16"),
+        ("gemm:1900x1900x1900:bf16", "gemm:512x512x512:bf16"),
+    ):
+        tile, origin = choices.choose("triton.tiled", gemm(case), "NVIDIA H200")
+        assert origin == f"tuned for {expected}"
+        assert tile.config() == tuned["choices"]["triton.tiled"][expected]["choice"]
+    # A device without choices of its own takes the H200's; another accumulation takes the rule.
+    assert choices.choose("triton.tiled", gemm("gemm:600x600x600:bf16"), "NVIDIA B200")[1].startswith("tuned for")
+    assert choices.choose("triton.tiled", gemm("gemm:600x600x600:f16:acc=f16"), "NVIDIA H200")[1] == "rule"
+
+
+def test_a_tile_is_no_larger_than_the_case() -> None:
+    tile = choices.fitted("tiled", Tile(128, 256, 64), gemm("gemm:17x40x64:bf16"))
+    assert (tile.bm, tile.bn) == (32, 64)
+    assert choices.fitted("split_k", Tile(16, 64, 64, tma=True), gemm("gemm:1x64x65:bf16:nt")).tma is False
