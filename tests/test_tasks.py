@@ -46,3 +46,29 @@ def test_the_results_folder_reaches_measurement_site_and_report(tasks, given, fo
         ["python", "-m", "benchmarks.tracking", "publish", "--out", folder],
         ["ridgemark", "report", folder, "--out", "site/report"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], [["python", "-m", "benchmarks.tracking", "ingest"], ["asv", "show", "HEAD"]]),
+        (
+            ["run", "-b", "gemm.Square"],
+            [
+                ["asv", "run", "--record-samples", "-b", "gemm.Square"],
+                ["python", "-m", "benchmarks.tracking", "ingest"],
+            ],
+        ),
+        (
+            ["publish"],
+            [
+                ["python", "-m", "benchmarks.tracking", "publish", "--out", "results"],
+                ["ridgemark", "report", "results", "--out", "site/report"],
+            ],
+        ),
+    ],
+)
+def test_asv_works_on_files_that_are_up_to_date_and_publishes_the_offline_site(tasks, given, expected):
+    module, ran = tasks
+    module.asv.func(SimpleNamespace(posargs=given, log=lambda text: None))
+    assert ran == expected
