@@ -146,6 +146,17 @@ def lock(session: nox.Session, stack: str) -> None:
 
 
 @nox.session
+@nox.parametrize("stack", [nox.param(s, id=s) for s in ("cublas", "triton")])
+def tune(session: nox.Session, stack: str) -> None:
+    """Search what a stack's kernels run with on this machine's GPU; arguments (--seconds 300, cases) go to the search."""
+    harness(session)
+    find = ("-m", "benchmarks.engine.environments", "find", stack, "--family", "cuda")
+    python = session.run(str(HARNESS / "bin" / "python"), *find, external=True, silent=True)
+    search = ("benchmarks.tune",) if stack == "cublas" else ("benchmarks.tuning", stack)
+    session.run(str(python).strip(), "-m", *search, *session.posargs, external=True)
+
+
+@nox.session
 def bundle(session: nox.Session) -> None:
     """What a GPU node without a network needs, in dist/bundle; arguments (--has node.json) go to benchmarks.bundle."""
     harness(session)
