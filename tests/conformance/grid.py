@@ -91,16 +91,16 @@ def _ceiling() -> list[str]:
 # so that the stack's tests take minutes; ``--whole-grid`` runs all. n is odd, so that layouts and masks, which
 # alternate, come up. max_autotune shares its code with default but for the products that Inductor races.
 EACH_NTH = {
-    "torch_compile.default": 7,
+    "torch_compile.default": 9,
     "torch_compile.linear": 7,
-    "torch_compile.sdpa": 7,
-    "torch_compile.flex": 7,
-    "torch_compile.aot_eager": 11,
+    "torch_compile.sdpa": 9,
+    "torch_compile.flex": 11,
+    "torch_compile.aot_eager": 13,
     "torch_compile.max_autotune": 23,
     "torch_compile.max_autotune_tma": 23,
     "torch_compile.flex_max_autotune": 23,
     "torch_compile.reduce_overhead": 11,
-    "iree.llvm_cpu": 5,
+    "iree.llvm_cpu": 7,
     "iree.linalg_ext": 5,
     "iree.stablehlo": 7,
     "iree.symbolic": 7,
