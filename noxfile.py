@@ -148,7 +148,7 @@ def lock(session: nox.Session, stack: str) -> None:
 @nox.session
 @nox.parametrize("stack", [nox.param(s, id=s) for s in ("cublas", "triton")])
 def tune(session: nox.Session, stack: str) -> None:
-    """Search what a stack's kernels run with on this machine's GPU; arguments (--seconds 300, cases) go to the search."""
+    """Search, on this machine's GPU, what a stack's kernels run with; arguments (--seconds 300) go to the search."""
     harness(session)
     find = ("-m", "benchmarks.engine.environments", "find", stack, "--family", "cuda")
     python = session.run(str(HARNESS / "bin" / "python"), *find, external=True, silent=True)
