@@ -191,18 +191,21 @@ def _fitted(kernel: str, tiles: Tiles, case: Attention, arch: str) -> Tiles:
         if rows < tiles.block_m:
             tiles = replace(tiles, block_m=rows, warps=4, ahead=False)
     limit = SHARED_BYTES.get(arch, SHARED_BYTES["sm_90"])
-    while shared_bytes(kernel, tiles, case.d, dtype(case.dtype).bytes) > limit:
-        if tiles.stages > 2:
-            tiles = replace(tiles, stages=tiles.stages - 1)
-        elif tiles.block_n > 32:
-            tiles = replace(tiles, block_n=tiles.block_n // 2)
-        elif tiles.block_m > 32:
-            tiles = replace(tiles, block_m=tiles.block_m // 2)
-        elif tiles.stages > 1:
-            tiles = replace(tiles, stages=1)
-        else:
-            break
-    return tiles
+    for smaller in (
+        *(replace(tiles, stages=stages) for stages in range(tiles.stages, 1, -1)),
+        *(replace(tiles, stages=2, block_n=n) for n in _halved(tiles.block_n, 32)),
+        *(replace(tiles, stages=2, block_n=min(tiles.block_n, 32), block_m=m) for m in _halved(tiles.block_m, 32)),
+        *(Tiles(min(tiles.block_m, 32), n, tiles.warps, 1) for n in _halved(min(tiles.block_n, 32), 16)),
+        *(Tiles(m, min(tiles.block_n, 16), tiles.warps, 1) for m in _halved(min(tiles.block_m, 32), 16)),
+    ):
+        if shared_bytes(kernel, smaller, case.d, dtype(case.dtype).bytes) <= limit:
+            return smaller
+    raise ValueError(f"no tiles of {kernel} fit {limit} bytes of shared memory at D = {case.d}, {case.dtype}")
+
+
+def _halved(size: int, least: int) -> list[int]:
+    """``size`` and its halves, down to ``least``."""
+    return [size >> n for n in range(size.bit_length()) if size >> n >= min(size, least)]
 
 
 def _power(n: int) -> int:
