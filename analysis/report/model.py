@@ -125,9 +125,12 @@ def _column(values: pd.Series) -> list[Any]:
     """A column as JSON values; None for what is missing."""
     if values.dtype.kind == "f":
         numbers = _rounded(values.to_numpy(float))
-        if np.isfinite(numbers).all():
+        finite = np.isfinite(numbers)
+        if finite.all():
             return list(numbers.tolist())
-        return [v if np.isfinite(v) else None for v in numbers.tolist()]
+        made = numbers.astype(object)
+        made[~finite] = None
+        return list(made.tolist())
     return table.plain(values)
 
 
