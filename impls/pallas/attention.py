@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any, ClassVar
 
 from impls.contract import Device, Implementation, Program
 from impls.pallas import tiling, vmem
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
+from impls.workloads.dtypes import dtype
 
 
 class MosaicGpu(Implementation):
-    """Forward pass after FlashAttention-3."""
+    """Forward and backward pass after FlashAttention-3; of one query, by shares of the keys."""
 
     name: ClassVar[str] = "pallas.mosaic_gpu"
     workload: ClassVar[str] = "attention"
     devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
     simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
-    summary: ClassVar[str] = "Mosaic GPU: fused forward pass, TMA and wgmma, two warpgroups in turns; on a CPU interpreted"
+    summary: ClassVar[str] = "Mosaic GPU: fused, warp-specialised, TMA and wgmma; on a CPU interpreted"
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """Dtypes of more than 16 bits, head sizes that are no multiple of 64, backward passes."""
+        """Dtypes of more than 16 bits, head sizes that are no multiple of 64; backward, wide heads."""
         assert isinstance(case, Attention)
         if device.kind == "cuda" and not device.arch.startswith("sm_90"):
             return f"The kernel is written for sm_90's wgmma; this device is {device.arch}."
         if case.dtype not in ("f16", "bf16"):
             return "The kernel multiplies operands of 16 bits."
-        if case.direction != "fwd":
-            return "Only the forward pass is written."
         if case.d % 64 or case.d > 256:
             return "The kernel's tiles are 64, 128, 192 or 256 wide; the head size is none of these."
+        if case.direction != "fwd" and case.d > 128:
+            return "The backward kernel holds dK and dV in registers: heads of up to 128."
         return None
 
     def traffic_bytes(self, case: Case) -> int:
-        """Compulsory bytes, and tensors that are copied where their lengths are no multiples of 8."""
+        """Compulsory bytes, and tensors that are copied where their lengths are no multiples of 8.
+
+        Backward, dQ is set to zero, added to and read in f32 besides.
+        """
         assert isinstance(case, Attention)
-        return case.compulsory_bytes() + 2 * _copied_bytes(case)
+        sums = 0 if case.direction == "fwd" else 3 * case.input_specs()["Q"].nbytes // dtype(case.dtype).bytes * 4
+        return case.compulsory_bytes() + 2 * _copied_bytes(case) + sums
 
     def workspace_bytes(self, case: Case) -> int:
-        """Those copies; and, for one query, what every share of the keys leaves."""
+        """Those copies; for one query, what every share of the keys leaves; backward, residuals and dQ in f32."""
         assert isinstance(case, Attention)
+        if case.direction != "fwd":
+            return _copied_bytes(case) + 4 * case.input_specs()["Q"].nbytes
         return _copied_bytes(case) + (_shares_bytes(case) if tiling.decodes(case) else 0)
 
     def prepare(self, case: Case, device: Device) -> Program:
@@ -48,10 +56,19 @@ class MosaicGpu(Implementation):
         assert isinstance(case, Attention)
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
-        from impls.pallas.kernels import mosaic_attention, mosaic_decode
+        from impls.pallas.kernels import mosaic_attention, mosaic_backward, mosaic_decode
         from impls.pallas.kernels.program import Compiled, multiprocessors
 
         interpret = plgpu.InterpretGPUParams() if device.kind == "cpu" else None
+        if case.direction != "fwd":
+            forward, source = tiling.attention(replace(case, direction="fwd"), device.name)
+            backward = tiling.backward(case, device.name)
+            config = {"forward": tiling.record(forward, source), **tiling.record(*backward)}
+            attend = mosaic_attention.function(case, forward, interpret, residuals=True)
+            differentiate = mosaic_backward.function(case, backward[0], interpret)
+            if case.direction == "fwdbwd":
+                return Compiled(case, device, _both(attend, differentiate), config)
+            return Compiled(case, device, differentiate, config, before=_residuals(attend))
         if tiling.decodes(case):
             shares, source = tiling.decode(case, device.name)
             function = mosaic_decode.function(case, shares, multiprocessors(), interpret)
@@ -135,6 +152,25 @@ class Tpu(Implementation):
 def _copied_bytes(case: Attention) -> int:
     specs = {**case.input_specs(), **case.output_specs()}
     return sum(spec.nbytes for spec in specs.values() if spec.shape[1] >= 8 and spec.shape[1] % 8)
+
+
+def _residuals(attend: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """What a backward pass takes of the forward one: O, and the logarithms of the rows' sums."""
+
+    def residuals(Q: Any, K: Any, V: Any, dO: Any) -> dict[str, Any]:
+        return dict(zip(("O", "lse"), attend(Q, K, V), strict=True))
+
+    return residuals
+
+
+def _both(attend: Callable[..., Any], differentiate: Callable[..., Any]) -> Callable[..., Any]:
+    """O, dQ, dK and dV."""
+
+    def both(Q: Any, K: Any, V: Any, dO: Any) -> tuple[Any, ...]:
+        o, lse = attend(Q, K, V)
+        return (o, *differentiate(Q, K, V, dO, o, lse))
+
+    return both
 
 
 def _shares_bytes(case: Attention) -> int:

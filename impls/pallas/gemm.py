@@ -104,8 +104,8 @@ class Tpu(Implementation):
     def refuses(self, case: Case, device: Device) -> str | None:
         """What a TPU's matrix unit does not multiply, and groups."""
         assert isinstance(case, Gemm)
-        if case.dtype in ("f16", "tf32"):
-            return f"A TPU's matrix unit does not multiply {case.dtype}; bf16 is its 16-bit format."
+        if case.dtype == "tf32" or "f16" in (case.dtype, case.out):
+            return "A TPU's units know no f16 and no TF32; bf16 is its 16-bit format."
         if case.acc == "fast":
             return "A TPU accumulates in f32 and has no faster sums."
         if case.groups is not None:

@@ -188,9 +188,31 @@ class DecodeTiling:
         return loaded + 64 * min(case.d, self.stored) * 4 + 2 * _SMALL_BYTES
 
 
+@dataclass(frozen=True)
+class BackwardTiling:
+    """Tiles of a backward pass: queries of one step, steps that are loaded ahead. A block has 128 keys."""
+
+    queries: int = 64
+    stages: int = 2
+
+    def shared_bytes(self, case: Attention) -> int:
+        """Shared memory of a block: Q and dO, K and V, the scores' gradients twice, dQ in f32."""
+        loaded = case.d * dtype(case.dtype).bytes * 2 * (self.stages * self.queries + 128)
+        return loaded + 2 * 128 * self.queries * dtype(case.dtype).bytes + self.queries * case.d * 4 + 2 * _SMALL_BYTES
+
+
 def decodes(case: Attention) -> bool:
     """Whether the kernel of one query takes the case: the query heads of a key head are rows of one product."""
     return case.sq == 1 and case.hq // case.hkv <= 64
+
+
+def backward(case: Attention, device_name: str) -> tuple[BackwardTiling, str]:
+    """The tiling of a backward pass and where it comes from."""
+    for name, one in _section(device_name, "backward").items():
+        found = Attention.parse(name.partition(":")[2])
+        if (found.d, found.mask) == (case.d, case.mask):
+            return BackwardTiling(**one["tiling"]), f"tuned for {name}"
+    return BackwardTiling(), "untuned"
 
 
 def decode(case: Attention, device_name: str) -> tuple[DecodeTiling, str]:

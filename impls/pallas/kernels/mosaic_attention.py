@@ -33,11 +33,12 @@ _CONSUMERS = 2
 _HIDDEN = -1e30
 
 
-def function(case: Attention, tiling: AttentionTiling, interpret: Any) -> Callable[..., jax.Array]:
+def function(case: Attention, tiling: AttentionTiling, interpret: Any, residuals: bool = False) -> Callable[..., Any]:
     """O as a function of Q, K and V, each (B, S, H, D).
 
     Args:
         interpret: parameters of the interpreter; None compiles for the device.
+        residuals: also return, for a backward pass, the logarithms in base 2 of the rows' sums, (B, Hq, Sq) in f32.
     """
     t, group, shift = tiling, case.hq // case.hkv, case.sk - case.sq
     scale = math.log2(math.e) / math.sqrt(case.d)  # exponentials are taken in base 2
@@ -61,8 +62,9 @@ def function(case: Attention, tiling: AttentionTiling, interpret: Any) -> Callab
         whole = jnp.clip(whole, begin, end)
         return begin, whole, jnp.clip(partly, whole, end), end
 
-    def body(q_gmem: Any, k_gmem: Any, v_gmem: Any, o_gmem: Any, *scratch: Any) -> None:
-        q_smem, k_smem, v_smem, p_smem, q_full, k_full, v_full, k_empty, v_empty, turn = scratch
+    def body(q_gmem: Any, k_gmem: Any, v_gmem: Any, o_gmem: Any, *rest: Any) -> None:
+        lse_gmem, scratch = (rest[0], rest[1:]) if residuals else (None, rest)
+        q_smem, k_smem, v_smem, lse_smem, p_smem, q_full, k_full, v_full, k_empty, v_empty, turn = scratch
         wg, batch, head, at = (lax.axis_index(name) for name in ("wg", "batch", "head", "rows"))
         first = (row_tiles - 1 - at if causal else at) * rows
         begin, whole, partly, end = spans(first)
@@ -166,25 +168,31 @@ def function(case: Attention, tiling: AttentionTiling, interpret: Any) -> Callab
             carry = lax.fori_loop(whole, partly, partial(step, masked=False), carry)
             if causal or case.sk % t.keys:
                 carry = lax.fori_loop(partly, end, partial(step, masked=True), carry)
-            o, _, sums = carry
+            o, most, sums = carry
             pl.when(wg == 0)(meet)
             q[...] = (o * lax.broadcast_in_dim(1.0 / sums, o.shape, [0])).astype(q.dtype)
+            if residuals:
+                lse_smem.at[wg][...] = most + jnp.log2(sums)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(q, o_gmem.at[batch, pl.ds(mine, t.rows), head])
+            if residuals:
+                plgpu.copy_smem_to_gmem(lse_smem.at[wg], lse_gmem.at[batch, head, pl.ds(mine, t.rows)])
             plgpu.wait_smem_to_gmem(0)
 
     # The copy engine's groups of 8 rows: other lengths are copied into longer arrays, whose ends nobody sees.
     queries, keys = (size if size < 8 else pl.cdiv(size, 8) * 8 for size in (case.sq, case.sk))
     storage = dtype(case.dtype).storage
+    o = jax.ShapeDtypeStruct((case.batch, queries, case.hq, case.d), storage)
     full = plgpu.Barrier(num_barriers=t.stages)
     empty = plgpu.Barrier(num_arrivals=_CONSUMERS, num_barriers=t.stages)
     kernel = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((case.batch, queries, case.hq, case.d), storage),
+        out_type=[o, jax.ShapeDtypeStruct((case.batch, case.hq, row_tiles * rows), jnp.float32)] if residuals else o,
         scratch_types=[
             tiles((_CONSUMERS, t.rows, case.d), storage),
             tiles((t.stages, t.keys, case.d), storage),
             tiles((t.stages, t.keys, case.d), storage),
+            plgpu.SMEM((_CONSUMERS, t.rows), jnp.float32) if residuals else None,
             tiles((_CONSUMERS, t.rows, t.keys), storage) if simulated else None,
             plgpu.Barrier(num_barriers=_CONSUMERS),
             *(full, full, empty, empty),
@@ -201,4 +209,10 @@ def function(case: Attention, tiling: AttentionTiling, interpret: Any) -> Callab
     def longer(x: jax.Array, length: int) -> jax.Array:
         return jnp.pad(x, ((0, 0), (0, length - x.shape[1]), (0, 0), (0, 0)))
 
-    return lambda Q, K, V: kernel(longer(Q, queries), longer(K, keys), longer(V, keys))[:, : case.sq]
+    def compute(Q: jax.Array, K: jax.Array, V: jax.Array) -> Any:
+        results = kernel(longer(Q, queries), longer(K, keys), longer(V, keys))
+        if residuals:
+            return results[0][:, : case.sq], results[1][:, :, : case.sq]
+        return results[:, : case.sq]
+
+    return compute

@@ -5,6 +5,7 @@ Owns compiling, and inputs and outputs on the device. It imports JAX.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from impls.contract import Device, Program
 from impls.support import jax_arrays, jax_setup
 from impls.workloads.base import Case
 
+# Simulated warpgroups wait for one another, each in a thread of XLA's pool, whose size JAX reads here when it first
+# touches the CPU: in a pool of two the third would never start. On a GPU it means nothing.
+os.environ["NPROC"] = "16"
 # Blocks of the interpreter: two, so that work is dealt out and clusters have two sides; each costs it threads.
 _SIMULATED_BLOCKS = 2
 
@@ -30,9 +34,17 @@ class Compiled(Program):
     Args:
         function: the outputs, an array or a tuple of them in the case's order, of the inputs by name.
         config: for the record.
+        before: what a call also takes, by name, as a function of the inputs: made whenever inputs are loaded.
     """
 
-    def __init__(self, case: Case, device: Device, function: Callable[..., Any], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        case: Case,
+        device: Device,
+        function: Callable[..., Any],
+        config: Mapping[str, Any],
+        before: Callable[..., dict[str, jax.Array]] | None = None,
+    ) -> None:
         super().__init__()
         self.config = {**jax_setup.configure(device), **config}
         self._blocks = device.kind == "cpu"
@@ -40,11 +52,15 @@ class Compiled(Program):
         self._last: Any = None
         specs = case.input_specs()
         shapes = {name: jax.ShapeDtypeStruct(s.shape, jax_arrays.jax_dtype(s.dtype)) for name, s in specs.items()}
-        self._call = jax.jit(function).lower(**shapes).compile()
+        more = {} if before is None else jax.eval_shape(before, **shapes)
+        self._before = None if before is None else jax.jit(before).lower(**shapes).compile()
+        self._call = jax.jit(function).lower(**shapes, **more).compile()
+        self._inputs = list(shapes)
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Copies: jax's arrays must not change under its hands when the worker rewrites its own."""
-        return {name: jax_arrays.to_jax(array) for name, array in inputs.items()}
+        loaded = {name: jax_arrays.to_jax(array) for name, array in inputs.items()}
+        return loaded if self._before is None else loaded | jax.block_until_ready(self._before(**loaded))
 
     def refill(self, loaded: dict[str, jax.Array], inputs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """New copies: jax's arrays are immutable."""
@@ -71,4 +87,4 @@ class Compiled(Program):
 
     def read_inputs(self, loaded: dict[str, jax.Array]) -> dict[str, np.ndarray]:
         """The copies."""
-        return {name: jax_arrays.to_numpy(array) for name, array in loaded.items()}
+        return {name: jax_arrays.to_numpy(loaded[name]) for name in self._inputs}

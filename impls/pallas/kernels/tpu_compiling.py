@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from jax._src.lib import tpu
+from jax._src.pallas.mosaic.error_handling import MosaicError
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 from jaxlib.mlir import ir
@@ -66,7 +67,7 @@ def _compiled(function: Callable[..., Any], shapes: Mapping[str, jax.ShapeDtypeS
     start = time.perf_counter()
     try:
         code = jax.jit(function, out_shardings=place).lower(**there).compile()
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, MosaicError) as error:
         return {"refused": _sentence(str(error))}
     seconds = time.perf_counter() - start
     memory, costs = code.memory_analysis(), code.cost_analysis() or {}
