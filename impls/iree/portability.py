@@ -11,6 +11,7 @@ import argparse
 import importlib.metadata
 import json
 import platform
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from typing import Any
 from impls.iree import targets
 from impls.workloads.base import CaseError, parse_case
 
-SCHEMA = 1
+SCHEMA = 2
 _DISTRIBUTIONS = ("iree-base-compiler", "jax", "jaxlib")
 
 
@@ -29,8 +30,9 @@ def matrix(case_ids: Sequence[str]) -> dict[str, Any]:
 
     Returns:
         ``cases`` [{``case``, ``stablehlo_sha256``, ``stablehlo_version``, ``stablehlo_bytes``}] and ``results``
-        [{``case``, ``target``, ``compiles``, ``reason`` (where it does not), ``module_bytes``, ``seconds``,
-        ``dispatches``}], with ``schema``, ``versions``, ``host``, ``targets`` {name: flags} and ``when``.
+        [{``case``, ``target``, ``compiles``, ``reason`` (where it does not), ``module_bytes``, ``dispatches``,
+        ``cpu_seconds`` (CPU time of the compiler, which does not depend on what else the machine does)}], with
+        ``schema``, ``versions``, ``host``, ``targets`` {name: flags} and ``when``.
     """
     from impls.support import jax_cases, stablehlo
 
@@ -53,15 +55,20 @@ def matrix(case_ids: Sequence[str]) -> dict[str, Any]:
 
 
 def _attempt(data: bytes, target: targets.Target) -> dict[str, Any]:
-    start = time.perf_counter()
+    before = _compilers_seconds()
     try:
-        compiled = targets.compile_module(data, target)
+        statistics = targets.compile_module(data, target).statistics
     except targets.CompilerRefusal as refusal:
-        seconds = time.perf_counter() - start
-        nothing = dict.fromkeys(("module_bytes", "dispatches"))
-        return {"compiles": False, "reason": str(refusal), "seconds": round(seconds, 2), **nothing}
-    found = {key: compiled.statistics[key] for key in ("module_bytes", "dispatches")}
-    return {"compiles": True, "reason": None, "seconds": round(compiled.seconds, 2), **found}
+        found: dict[str, Any] = {"compiles": False, "reason": str(refusal), "module_bytes": None, "dispatches": None}
+    else:
+        found = {"compiles": True, "reason": None, **{key: statistics[key] for key in ("module_bytes", "dispatches")}}
+    return found | {"cpu_seconds": round(_compilers_seconds() - before, 2)}
+
+
+def _compilers_seconds() -> float:
+    """CPU seconds of all processes that this one has started and that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,12 +72,10 @@ class Compiled:
 
     Attributes:
         module: the VM flatbuffer, executables inside.
-        seconds: what compiling took, the compiler's start included.
         statistics: ``dispatches`` per call, ``transient_bytes`` of intermediates, ``module_bytes``.
     """
 
     module: bytes
-    seconds: float
     statistics: dict[str, Any]
 
 
@@ -102,7 +99,6 @@ def compile_module(
     """
     from iree.compiler import CompilerToolError, compile_str
 
-    start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ridgemark-iree-") as scratch:
         report = Path(scratch) / "statistics.json"
         told = ("--iree-scheduling-dump-statistics-format=json", f"--iree-scheduling-dump-statistics-file={report}")
@@ -116,7 +112,7 @@ def compile_module(
         "transient_bytes": counts["transient-memory-size"],
         "module_bytes": len(module),
     }
-    return Compiled(module, time.perf_counter() - start, statistics)
+    return Compiled(module, statistics)
 
 
 def _first_error(told: str, target: Target) -> str:
