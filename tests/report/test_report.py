@@ -202,6 +202,16 @@ def test_several_machines_are_kept_apart_and_the_one_measured_last_comes_first(f
     assert {d["place"] for d in made.rows("decisions") if d["choice"] == "xla.jit"} == {1}
 
 
+def test_what_the_machine_is_is_written_with_units_and_once(full, write):
+    gpu = {"name": "Some GPU", "memory_bytes": 80 << 30, "memory_bytes_per_s": 3.35e12, "max_clock_hz": 1.98e9}
+    full.lines[0]["machine"] |= {"gpu": [gpu | {"power_limit_w": 700.0}], "memory_bytes": 1 << 30, "note": None}
+    full.result(CASE, "blas.default", [10.0] * 8, regime="sustained")
+    made = write(full)
+    for text in ("80.0 GiB", "3.35 TB/s", "1.98 GHz", "700 W", "1.00 GiB"):
+        assert made.html.count(f"<td>{text}</td>") == 1
+    assert len(made.json["places"]) == 2 and made.html.count("as above: box") == 1
+
+
 def test_mixed_schema_shows_what_can_be_read(full, tmp_path, write):
     path = tmp_path / "r1.jsonl"
     path.write_text(
