@@ -190,7 +190,10 @@ class DecodeTiling:
 
 @dataclass(frozen=True)
 class BackwardTiling:
-    """Tiles of a backward pass: queries of one step, steps that are loaded ahead. A block has 128 keys."""
+    """Tiles of a backward pass: queries of one step, steps that are loaded ahead. A block has 128 keys.
+
+    Heads of 64 need 128 queries, of which each of two warpgroups takes half for dQ.
+    """
 
     queries: int = 64
     stages: int = 2
@@ -212,7 +215,7 @@ def backward(case: Attention, device_name: str) -> tuple[BackwardTiling, str]:
         found = Attention.parse(name.partition(":")[2])
         if (found.d, found.mask) == (case.d, case.mask):
             return BackwardTiling(**one["tiling"]), f"tuned for {name}"
-    return BackwardTiling(), "untuned"
+    return BackwardTiling(queries=128 if case.d < 128 else 64), "untuned"
 
 
 def decode(case: Attention, device_name: str) -> tuple[DecodeTiling, str]:

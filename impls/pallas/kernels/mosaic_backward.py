@@ -3,8 +3,8 @@
 A block of threads owns 128 keys of one key head and goes through the queries that see them, of every query head of the
 group. Two warpgroups hold dK and dV of 64 keys each in registers; scores are computed transposed, so that
 probabilities and their gradients go on to dV and dK from registers (FlashAttention-3, Shah et al. 2024, appendix B).
-The gradient of the scores meets in shared memory, from where each warpgroup computes half of the columns of dQ; the
-copy engine adds them to dQ in f32 in global memory. That addition has no order: dQ differs from run to run in its last
+The gradient of the scores meets in shared memory, from where each warpgroup computes half of dQ; the copy
+engine adds them to dQ in f32 in global memory. That addition has no order: dQ differs from run to run in its last
 bits.
 
 Owns the kernel, and what comes before and after it in XLA: the row sums of O dO, zeros for dQ, and its rounding. It
@@ -51,7 +51,9 @@ def function(case: Attention, tiling: BackwardTiling, interpret: Any) -> Callabl
     q_tiles, k_tiles = pl.cdiv(case.sq, rows), pl.cdiv(case.sk, _KEYS)
     causal, window = case.mask != "full", case.window
     storage = dtype(case.dtype).storage
-    half = case.d // _CONSUMERS
+    # Of a step's dQ a warpgroup computes half of the columns, or, where those were no whole swizzled segment, of the rows.
+    by_rows = case.d < 128
+    dq_rows, dq_cols = (rows // _CONSUMERS, case.d) if by_rows else (rows, case.d // _CONSUMERS)
     # The interpreter of JAX 0.11 has no additions by the copy engine, no products of operands in registers, and no
     # accumulators that outlive a scope: every block of keys then leaves its share of dQ.
     simulated = interpret is not None
@@ -164,12 +166,14 @@ def function(case: Attention, tiling: BackwardTiling, interpret: Any) -> Callabl
                 # Both halves of the keys are in shared memory; and both have read what lay there two steps ago.
                 plgpu.barrier_arrive(met)
                 plgpu.barrier_wait(met)
-                columns = pl.ds(wg * half, half)
-                dq = product((rows, half), ds_smem.at[side].transpose((1, 0)), k_smem.at[:, columns])
+                part_rows = wg * dq_rows if by_rows else 0
+                columns = slice(None) if by_rows else pl.ds(wg * dq_cols, dq_cols)
+                scores = ds_smem.at[side, :, pl.ds(part_rows, dq_rows)] if by_rows else ds_smem.at[side]
+                dq = product((dq_rows, dq_cols), scores.transpose((1, 0)), k_smem.at[:, columns])
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 dq_smem.at[wg][...] = dq
                 plgpu.commit_smem()
-                at = (batch, pl.ds(i * rows, rows), head * group + g, columns)
+                at = (batch, pl.ds(i * rows + part_rows, dq_rows), head * group + g, columns)
                 if simulated:
                     plgpu.copy_smem_to_gmem(dq_smem.at[wg], dq_gmem.at[lax.axis_index("keys"), *at])
                 else:
@@ -209,7 +213,7 @@ def function(case: Attention, tiling: BackwardTiling, interpret: Any) -> Callabl
             *(ring, ring),
             *(tiles((_KEYS, case.d), storage), tiles((_KEYS, case.d), storage)),
             tiles((2, _KEYS, rows), storage),
-            tiles((_CONSUMERS, rows, half), jnp.float32),
+            tiles((_CONSUMERS, dq_rows, dq_cols), jnp.float32),
             *(vector, vector),
             tiles((_CONSUMERS, _ROWS, rows), storage) if simulated else None,
             plgpu.Barrier(num_arrivals=2),
