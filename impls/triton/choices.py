@@ -75,8 +75,10 @@ def tuned_file(device_name: str) -> Path:
 
 
 @cache
-def _tuned(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text()) if file.is_file() else {}
+def _tuned(file: Path, name: str) -> list[tuple[Case, dict[str, Any]]]:
+    """The cases that were tuned for an implementation, and what was chosen."""
+    kept = json.loads(file.read_text())["choices"] if file.is_file() else {}
+    return [(parse_case(case_id), result["choice"]) for case_id, result in kept.get(name, {}).items()]
 
 
 def nearest(
@@ -99,16 +101,14 @@ def nearest(
         Its id and the choice; None where nothing alike was tuned.
     """
     file = tuned_file(device_name)
-    known = _tuned(file if file.is_file() else _TUNED / f"{_REFERENCE}.json").get("choices", {}).get(name, {})
     here = [math.log2(size) for size in sizes(case)]
-    best: tuple[float, str] | None = None
-    for case_id in known:
-        other = parse_case(case_id)
+    best, found = math.inf, None
+    for other, choice in _tuned(file if file.is_file() else _TUNED / f"{_REFERENCE}.json", name):
         if alike(other) == alike(case):
-            there = [math.log2(size) for size in sizes(other)]
-            distance = sum(abs(x - y) for x, y in zip(here, there, strict=True))
-            best = min(best, (distance, case_id)) if best else (distance, case_id)
-    return (best[1], known[best[1]]["choice"]) if best else None
+            distance = sum(abs(x - math.log2(size)) for x, size in zip(here, sizes(other), strict=True))
+            if distance < best:
+                best, found = distance, (other.id, choice)
+    return found
 
 
 def choose(name: str, case: Gemm, device_name: str) -> tuple[Tile, str]:
@@ -159,7 +159,9 @@ def fitted(variant: str, tile: Tile, case: Gemm) -> Tile:
         return tile
     bm = min(tile.bm, max(16, 1 << (case.m - 1).bit_length()))
     bn = min(tile.bn, max(32, 1 << (case.n - 1).bit_length()))
-    return replace(tile, bm=bm, bn=bn, halves=tile.halves and bn > 64, pair=tile.pair and bn > 64)
+    # A part of K has two steps at least.
+    split = min(tile.split, 1 << max(0, (case.k // (2 * tile.bk)).bit_length() - 1))
+    return replace(tile, bm=bm, bn=bn, split=split, halves=tile.halves and bn > 64, pair=tile.pair and bn > 64)
 
 
 def aligned(case: Gemm) -> bool:

@@ -129,8 +129,11 @@ LARGE, FEW_ROWS, GROUPS = "gemm:8192x8192x8192:f8e4m3:nt", "gemm:1x8192x8192:bf1
 
 @pytest.mark.parametrize(
     ("kind", "case"),
-    [*((k, c) for k in (Tiled, Persistent, SplitK, PersistentTma) for c in (LARGE, FEW_ROWS)), (Grouped, GROUPS)]
-    + [(PersistentTmaWs, LARGE)],
+    [
+        *((kind, case) for kind in (Tiled, Persistent, SplitK, PersistentTma) for case in (LARGE, FEW_ROWS)),
+        (PersistentTmaWs, LARGE),
+        (Grouped, GROUPS),
+    ],
 )
 def test_the_space_holds_only_what_fits(kind: type[Tiled], case: str) -> None:
     one = gemm(case)
@@ -175,4 +178,7 @@ def test_takes_what_was_tuned_for_the_nearest_shape(tmp_path: Path, monkeypatch:
 def test_a_tile_is_no_larger_than_the_case() -> None:
     tile = choices.fitted("tiled", Tile(128, 256, 64), gemm("gemm:17x40x64:bf16"))
     assert (tile.bm, tile.bn) == (32, 64)
+    assert choices.fitted("split_k", Tile(16, 64, 64, split=8), gemm("gemm:1x64x1024:bf16")).split == 8
+    assert choices.fitted("split_k", Tile(16, 64, 64, split=8), gemm("gemm:1x64x1000:bf16")).split == 4
+    assert choices.fitted("split_k", Tile(16, 64, 64, split=8), gemm("gemm:1x64x33:bf16")).split == 1
     assert choices.fitted("split_k", Tile(16, 64, 64, tma=True), gemm("gemm:1x64x65:bf16:nt")).tma is False
