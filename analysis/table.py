@@ -226,14 +226,15 @@ _COLOURS = {"faster": "green", "slower": "red", "tie": "cyan", "undecided": "yel
 _HEADINGS = {
     "implementation": 0,
     "time": 0,
-    "": 4,  # half-width of the time's interval
-    "rate": 3,
-    "time / baseline": 0,
+    "": 5,  # half-width of the time's interval
+    "rate": 4,
+    "ratio": 0,
+    "its interval": 1,
     "verdict": 0,
     "of limit": 0,
-    "class": 2,
-    "bound by": 1,
-    "error": 5,
+    "class": 3,
+    "bound by": 2,
+    "error": 6,
     "note": 0,
 }
 _LEFT = ("implementation", "verdict", "class", "bound by")
@@ -265,9 +266,8 @@ class _DeviceTable:
             "time": _time(row.time_us) if row.time_us is not None else "",
             "": f"±{_half_width(row):.1f} %" if timed else "",
             "rate": _rate(row),
-            "time / baseline": ""
-            if row.ratio is None
-            else f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]",
+            "ratio": "" if row.ratio is None else _three(row.ratio),
+            "its interval": "" if row.ratio is None else f"[{_three(row.ratio_low)}, {_three(row.ratio_high)}]",
             "verdict": word,
             "of limit": "" if row.sol_fraction is None else f"{100 * row.sol_fraction:.0f} %",
             "class": row.class_ai or "",
@@ -316,6 +316,13 @@ class _DeviceTable:
         return grid
 
 
+def _three(ratio: float | None) -> str:
+    """A ratio: to three decimals where it is near 1, else to three digits."""
+    if ratio is None:
+        return ""
+    return f"{ratio:.3f}" if 0.1 <= ratio < 2 else f"{ratio:.3g}"
+
+
 def _time(us: float) -> str:
     scale, unit = next((s, u) for s, u in ((1e6, "s"), (1e3, "ms"), (1.0, "us")) if us >= s or s == 1.0)
     return f"{us / scale:.4g} {unit}"
@@ -343,7 +350,7 @@ def _legend(chosen: Sequence[Row]) -> list[str]:
     lines = []
     if any(row.ratio is not None for row in chosen):
         lines.append(
-            "time / baseline: paired by round, with its 95 % interval; a tie where all of it is within "
+            "ratio: time over the baseline's, paired by round, and its 95 % interval; a tie where all of it is within "
             f"{100 * statistics.PRACTICAL:.0f} %, faster or slower where all is beyond that and the A/A difference."
         )
         departures = [abs(math.log(r.aa_ratio)) for r in chosen if r.verdict == "baseline" and r.aa_ratio]

@@ -71,6 +71,16 @@ def test_terminal_table_shows_numbers_reasons_and_the_legend(full):
         assert wanted in shown
 
 
+def test_eighty_columns_cut_no_figure_and_what_is_left_out_is_said(records):
+    records.ceilings()
+    records.paired(CASE, {"stack.a_variant_of_24_letters": 0.004, "xla.jit": 231.5}, rounds=12)
+    shown = text(rows(records), width=80)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown and max(map(len, shown.splitlines())) <= 80
+    for wanted in ("stack.a_variant_of_24_letters", " us", " ms", "0.004", "faster", "slower", "baseline"):
+        assert wanted in shown
+    assert "Left out on this narrow terminal: error, interval of the time, rate" in shown
+
+
 def test_markup_and_control_characters_from_records_stay_text(records):
     records.result(CASE, "[red]x.y[/red]", status="failed", reason="\x1b[2J[bold]gone[/bold]")
     shown = text(rows(records))
