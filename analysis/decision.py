@@ -162,6 +162,11 @@ def _choice(group: Sequence[Any]) -> Any | None:
     return min((r for r in group if r.verdict == "faster"), key=lambda r: r.ratio, default=None)
 
 
+def _may_be_faster(low: float) -> bool:
+    """Whether an interval that begins here reaches to where it would be faster by more than the practical threshold."""
+    return low < 1 / (1 + statistics.PRACTICAL)
+
+
 def _rivals(group: Iterable[Any], choice: Any) -> list[Any]:
     """What else has a ratio to the baseline: whatever might be as good as the choice."""
     return [r for r in _timed(group) if r.result != choice.result and r.verdict not in ("baseline", None)]
@@ -183,16 +188,16 @@ def _decision(group: Sequence[Any], choice: Any | None, known: dict[Any, Any]) -
         best = fastest.impl if base is None else None
         return Decision(**about, best=best, sol_fraction=_known(fastest.sol_fraction))
 
-    practical = statistics.PRACTICAL
     ties = [r for r in compared if r.verdict == "tie"]
-    may_be = [r for r in compared if r.verdict == "undecided" and r.ratio_low < 1 / (1 + practical)]
+    may_be = [r for r in compared if r.verdict == "undecided" and _may_be_faster(r.ratio_low)]
     answer: dict[str, Any]
     if choice is not None:
         relatives = sorted(_relatives(group, choice, base, known), key=lambda r: r.ratio)
         answer = _pays(choice, base) | _lead([r for r in relatives if r.verdict != "tie"])
         answer |= {"answer": "leave", "choice": choice.impl, "sol_fraction": _known(choice.sol_fraction)}
         answer["as_good"] = tuple(r.impl for r in relatives if r.verdict == "tie")
-        answer["may_be_better"] = tuple(r.impl for r in relatives if r.verdict in ("undecided", "faster"))
+        better = [r for r in relatives if r.verdict == "faster" or (r.verdict == "undecided" and _may_be_faster(r.low))]
+        answer["may_be_better"] = tuple(r.impl for r in better)
         return Decision(**about, **_best(choice, base), **answer)
     answer = {"as_good": tuple(r.impl for r in ties), "may_be_better": tuple(r.impl for r in may_be)}
     if may_be:

@@ -46,6 +46,13 @@ def test_a_noisy_rival_may_be_better(records):
     assert only(records).may_be_better == ("tvm.a",)
 
 
+def test_a_rival_that_is_slower_in_every_round_may_not_be_better_though_few_rounds_decide_nothing(records):
+    records.paired(CASE, {"xla.jit": 0.5}, rounds=12)
+    records.result(CASE, "iree.vmvx", [250_000.0] * 3)
+    one = only(records)
+    assert (one.choice, one.may_be_better) == ("xla.jit", ())
+
+
 @pytest.mark.parametrize(
     ("ratios", "answer", "choice", "best"),
     [
