@@ -20,6 +20,8 @@ from impls.workloads.gemm import Gemm
 _TUNED = Path(__file__).parent / "tuned"
 #: Shared memory a block of an H100 or H200 may have: 227 KiB (CUDA C++ programming guide, compute capability 9.0).
 SHARED_BYTES = 227 * 1024
+#: Rows of C that are few: they fill no tile, and time goes into reading B.
+FEW = 64
 # Barriers, and what alignment costs.
 _SMALL_BYTES = 2048
 
@@ -234,7 +236,7 @@ def gemm(case: Gemm, device_name: str) -> tuple[GemmTiling, str]:
     kept = {name: GemmTiling(**one["tiling"]) for name, one in _section(device_name, "gemm").items()}
     if case.id in kept:
         return kept[case.id], "tuned"
-    near = _nearest(case, kept)
+    near = None if case.m <= FEW else _nearest(case, kept)
     if near is not None and kept[near].shared_bytes(case) <= SHARED_BYTES:
         return kept[near], f"tuned for {near}"
     return _untuned_gemm(case), "untuned"
@@ -268,14 +270,18 @@ def _section(device_name: str, workload: str) -> dict[str, Any]:
 
 
 def _nearest(case: Gemm, kept: dict[str, GemmTiling]) -> str | None:
-    """The tuned case of the same dtypes and layout that is nearest in the logarithms of its sizes."""
+    """The tuned case of as wide operands, summed alike, that is nearest in the logarithms of its sizes.
+
+    Another layout or another epilogue puts a case one step further away, as a size twice as large does.
+    """
 
     def apart(name: str) -> float:
         other = Gemm.parse(name.partition(":")[2])
-        if (other.dtype, other.acc, other.out, other.layout) != (case.dtype, case.acc, case.out, case.layout):
+        if (dtype(other.dtype).bytes, other.acc, other.out == "f32") != (dtype(case.dtype).bytes, case.acc, case.out == "f32"):
             return math.inf
         pairs = ((other.m, case.m), (other.n, case.n), (other.k, case.k))
-        return sum(abs(math.log2(x / y)) for x, y in pairs)
+        unlike = (other.layout != case.layout) + (other.epilogue != case.epilogue)
+        return unlike + sum(abs(math.log2(x / y)) for x, y in pairs)
 
     best = min(kept, key=apart, default=None)
     return best if best is not None and apart(best) < math.inf else None
@@ -283,11 +289,11 @@ def _nearest(case: Gemm, kept: dict[str, GemmTiling]) -> str | None:
 
 def _untuned_gemm(case: Gemm) -> GemmTiling:
     depth = 128 // dtype(case.dtype).bytes
-    if case.m <= 64 and case.epilogue != "residual" and dtype(case.out).bytes == 2:
+    if case.m <= FEW and case.epilogue != "residual" and dtype(case.out).bytes == 2:
         # Few rows: as wgmma's columns, and columns of C enough for one block on every multiprocessor.
         few = next(size for size in (8, 16, 32, 64) if case.m <= size)
         return GemmTiling(rows=64, cols=few, depth=2 * depth, stages=6, consumers=1, along="n", swapped=True)
-    if case.m <= 64:
+    if case.m <= FEW:
         return GemmTiling(rows=64, cols=64, depth=2 * depth, stages=6, consumers=1)
     if case.dtype == "f8e4m3" and case.acc == "f32":
         return GemmTiling(rows=64, cols=128, depth=depth, stages=4)
