@@ -104,12 +104,10 @@ def shared_bytes(kernel: str, tiles: Tiles, d: int, element: int) -> int:
 def space(kernel: str, case: Attention, arch: str) -> list[Tiles]:
     """The configurations that tuning tries, pruned by registers, by shared memory and by what was seen on an H200.
 
-    There, every 64 rows of a tile want a warpgroup; two warpgroups to a program beat one unless two programs share the
-    multiprocessor; and forward the deepest pipelines of two to four stages that fit beat shallower ones. Backward
-    registers are what is short, and more stages take some.
+    There every 64 rows of accumulators want a warpgroup; a program of one warpgroup keeps up with one of two only where
+    two such programs share the multiprocessor; and the deepest pipelines that fit, of up to four stages, win.
     """
     head = padded_head(case.d)
-    stages: tuple[int, ...] = (4, 3, 2)
     if kernel == "decode":
         blocks = [(16, n, warps) for n in (32, 64, 128) for warps in (4, 8)]
     elif case.sq < 64:
@@ -118,19 +116,20 @@ def space(kernel: str, case: Attention, arch: str) -> list[Tiles]:
         blocks = [(128, n, 8) for n in ((32, 64) if head > 128 else (64, 128))]
         blocks += [(128, n, 4) for n in (64, 128) if head <= 64]
     elif kernel.startswith("backward_kv"):
-        stages = (3, 2)
-        blocks = [(m, n, warps) for m in (32, 64) for n, warps in ((64, 4), (128, 8)) if n * head <= 128 * 128]
-        blocks += [(m, 64, 8) for m in (32, 64) if head > 128]
+        # dK and dV are held at once: registers are what is short.
+        blocks = [(64, 64, 8)] if head > 128 else [(64, 64, 4), (32, 64, 4), (64, 128, 8)]
+        blocks += [(128, 64, 4), (32, 128, 4)] if head <= 64 else []
     else:
-        stages = (3, 2)
-        blocks = [(128, n, 8) for n in (32, 64, 128) if 64 * 64 <= n * head <= 128 * 128] + [(64, 64, 4)]
+        blocks = [(128, 32, 8)] if head > 128 else [(128, 64, 8), (64, 64, 4)]
+        blocks += [(128, 64, 4)] if head <= 64 else []
+    most_stages = 3 if kernel.startswith("backward_kv") else 4
     found = []
     for m, n, warps in blocks:
         limit = SHARED_BYTES[arch] // (2 if warps == 4 and kernel != "decode" else 1)
         for ahead in (False, True) if kernel == "forward_tma" else (False,):
-            options = (Tiles(m, n, warps, count, ahead) for count in stages)
+            options = (Tiles(m, n, warps, stages, ahead) for stages in range(most_stages, 1, -1))
             fitting = [t for t in options if shared_bytes(kernel, t, case.d, dtype(case.dtype).bytes) <= limit]
-            found += fitting[:2] if kernel in ("forward", "forward_tma", "decode") else fitting[:1]
+            found += fitting[:1] if kernel.startswith("backward") else fitting[:2]
     return found
 
 
@@ -170,16 +169,20 @@ def packed(kernel: str, case: Attention) -> bool:
 
 def _rule(kernel: str, case: Attention) -> Tiles:
     """For what was not tuned: wide tiles for 16-bit types, small ones for f32."""
-    head = padded_head(case.d)
+    wide = padded_head(case.d) > 128
     if dtype(case.dtype).bytes == 4:
         return Tiles(32, 32, 4, 2) if kernel.startswith("backward_kv") else Tiles(64, 32, 4, 2)
     if kernel == "decode":
-        return Tiles(16, 64, 4, 3)
-    if kernel.startswith("forward"):
-        return Tiles(128, 128 if head <= 128 else 64, 8, 2)
+        return Tiles(16, 128, 4, 3)
+    if kernel == "forward":
+        return Tiles(128, 64 if wide else 128, 8, 3)
+    if kernel == "forward_tma":
+        return Tiles(128, 64, 8, 4)
     if kernel.startswith("backward_q"):
-        return Tiles(128, 64, 8, 2) if head <= 128 else Tiles(64, 64, 8, 2)
-    return Tiles(32, 128, 8, 2) if head <= 128 else Tiles(32, 64, 8, 2)
+        return Tiles(128, 32 if wide else 64, 8, 3)
+    if wide:
+        return Tiles(64, 64, 8, 2)
+    return Tiles(64, 64, 4, 2) if kernel == "backward_kv_tma" else Tiles(32, 64, 4, 3)
 
 
 def _fitted(kernel: str, tiles: Tiles, case: Attention, arch: str) -> Tiles:
