@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from impls.contract import Device, Program
+from impls.pallas.kernels import mosaic_code
 from impls.support import jax_arrays, jax_setup
 from impls.workloads.base import Case
 
@@ -54,7 +55,14 @@ class Compiled(Program):
         shapes = {name: jax.ShapeDtypeStruct(s.shape, jax_arrays.jax_dtype(s.dtype)) for name, s in specs.items()}
         more = {} if before is None else jax.eval_shape(before, **shapes)
         self._before = None if before is None else jax.jit(before).lower(**shapes).compile()
-        self._call = jax.jit(function).lower(**shapes, **more).compile()
+        lowered = jax.jit(function).lower(**shapes, **more)
+        if self._blocks:
+            self._call = lowered.compile()
+        else:
+            with mosaic_code.dumped() as code:
+                self._call = lowered.compile()
+            self.config["code"] = code.facts
+            self.artefacts |= code.artefacts
         self._inputs = list(shapes)
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
