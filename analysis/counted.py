@@ -16,11 +16,11 @@ from rich.text import Text
 from analysis import roofline
 from analysis.table import printable
 
-_HEADINGS = ("implementation", "DRAM read", "written", "of it after", "of compulsory", "L2", "tensor ops", "kernels")
+_HEADINGS = ("implementation", "DRAM read", "written", "of it after", "of compulsory", "L2", "FLOP/instr.", "kernels")
 _LEGEND = (
     "MB (1e6 bytes) of one call on a cold L2. written: to DRAM, with the lines that were dirty in L2 when the call's "
     "kernels had ended (of it after). of compulsory: read and written over each input once and each output once. "
-    "tensor ops: executed by the tensor cores, over the case's nominal operations."
+    "FLOP/instr.: nominal FLOPs over the tensor instructions of all warps."
 )
 
 
@@ -46,7 +46,7 @@ def _cells(line: Mapping[str, Any]) -> tuple[str, ...]:
         return (f"  {line['impl']}", line["status"])
     work = roofline.work(line["case"])
     written = counters["dram_write_bytes"] + counters["write_back_bytes"]
-    tensor = sum(counters["tensor_operations"].values())
+    tensor = counters["tensor_instructions"]["all"]
     return (
         f"  {line['impl']}",
         f"{counters['dram_read_bytes'] / 1e6:.1f}",
@@ -54,6 +54,6 @@ def _cells(line: Mapping[str, Any]) -> tuple[str, ...]:
         f"{counters['write_back_bytes'] / 1e6:.1f}",
         f"{(counters['dram_read_bytes'] + written) / work.compulsory_bytes:.3f}",
         f"{counters['l2_bytes'] / 1e6:.1f}",
-        f"{tensor / work.flops:.3f}" if work.flops else "",
+        f"{work.flops / tensor:.0f}" if tensor else "",
         str(len(line["kernels"])),
     )

@@ -67,7 +67,7 @@ _PROFILE_COLUMNS = {
     "impl": "str",
     "counted_bytes": "float64",
     "l2_bytes": "float64",
-    "tensor_operations": "float64",
+    "tensor_instructions": "float64",
 }
 _RUN_COLUMNS = (
     "machine",
@@ -102,8 +102,8 @@ class Frame:
         runs: one row per run, indexed by its id: machine, device_kind, device, arch, threads, started, run_seed,
             commit, dirty, interrupted (it has not come to its end), harness, plan, machine_facts.
         profiles: one row per call whose traffic Nsight Compute counted: run, case, impl, counted_bytes (read from DRAM,
-            written to it, and what was still dirty in L2 at the end), l2_bytes, tensor_operations (executed,
-            of all dtypes); machine, device.
+            written to it, and what was still dirty in L2 at the end), l2_bytes, tensor_instructions (of all
+            warps); machine, device.
         notes: what had to be repaired, left out or is missing, one sentence each.
     """
 
@@ -222,7 +222,7 @@ class _Builder:
             "impl": sys.intern(line["impl"]),
             "counted_bytes": sum(moved),
             "l2_bytes": _number(counters["l2_bytes"]),
-            "tensor_operations": sum(map(_number, counters["tensor_operations"].values())),
+            "tensor_instructions": _number(counters["tensor_instructions"]["all"]),
         }
         for name, column in self.profiles.items():
             column.append(row[name])

@@ -12,12 +12,13 @@ clean before it, is the method's own and is recorded beside (``residue_bytes``),
 had in one pass: ncu would repeat each kernel otherwise, after restoring memory, and no repetition but the first would
 see a cold L2. Copies and memsets are no kernels and are not counted.
 
-Tensor operations are those executed, by the dtype of the operands: more than the nominal FLOPs where tiles hang over
-an edge or over a mask, fewer where the work was done elsewhere. Tensor instructions are counted per warp: a
-warpgroup's ``wgmma`` counts four times.
+Tensor instructions are counted per warp: a warpgroup's ``wgmma`` counts four times. Counters of executed operations by
+dtype exist (``sm__ops_path_tensor_src_*``; on an H200 they gave 2MNK exactly for cuBLAS's 4096^3 in tf32, f16, bf16,
+f8 and i8) but with them ncu takes eight passes.
 
-Calibration. Every run counts two calls whose traffic and arithmetic are known: cuBLAS's bf16 4096^3, whose tensor
-operations must be 2MNK, and a copy of 256 MiB, of which all must be read and all must be written.
+Calibration. Every run counts two calls whose traffic and arithmetic are known: cuBLAS's bf16 4096^3, whose 2MNK over
+its tensor instructions gives the FLOPs of one (65536 on an H200: a quarter of an m64n128k16, as the kernel's tile of
+128 columns says), and a copy of 256 MiB, of which all must be read and all must be written.
 """
 
 from __future__ import annotations
@@ -48,24 +49,13 @@ COPY = ("ceilings.gpu", "ceiling:copy:256MiB:repeats=1")
 
 _READ, _WRITE, _L2 = "dram__bytes_read.sum", "dram__bytes_write.sum", "lts__t_bytes.sum"
 _BUSY = "gpu__time_duration.sum"
-# Operations by the operands' dtype: those of mma.sync and of wgmma. (sm__ops_path_tensor_op_hmma_* leaves wgmma out.)
-_OPERATIONS = {
-    name: f"sm__ops_path_tensor_src_{source}.sum"
-    for name, source in {
-        "tf32": "tf32_dst_fp32",
-        "f16": "fp16",
-        "bf16": "bf16_dst_fp32",
-        "f8": "fp8",
-        "i8": "int8",
-    }.items()
-}
 # Warp instructions: of all tensor pipes, and wgmma among them.
 _INSTRUCTIONS = {"all": "sm__inst_executed_pipe_tensor.sum", "wgmma": "sm__inst_executed_pipe_tensor_op_gmma.sum"}
-METRICS = (_READ, _WRITE, _L2, *_OPERATIONS.values(), *_INSTRUCTIONS.values(), _BUSY)
+METRICS = (_READ, _WRITE, _L2, *_INSTRUCTIONS.values(), _BUSY)
 _PASSES = "profiler__replayer_passes"
 # Architectures that have all of them.
 _ARCHITECTURES = ("sm_90",)
-_BASE_UNITS = {"", "byte", "inst", "ns"}
+_BASE_UNITS = {"byte", "inst", "ns"}
 
 _START_S, _PROGRAM_S = 90.0, 30.0
 _LONGEST_NAME = 160
@@ -105,7 +95,6 @@ class Window:
             "dram_write_bytes": round(total[_WRITE]),
             "write_back_bytes": round(self.after.values[_WRITE]),
             "l2_bytes": round(total[_L2]),
-            "tensor_operations": {name: round(total[metric]) for name, metric in _OPERATIONS.items()},
             "tensor_instructions": {name: round(total[metric]) for name, metric in _INSTRUCTIONS.items()},
             "busy_us": total[_BUSY] / 1e3,
         }

@@ -115,8 +115,7 @@ class Records:
             "dram_write_bytes": written,
             "write_back_bytes": back,
             "l2_bytes": 5,
-            "tensor_operations": {"bf16": 3, "f8": 4},
-            "tensor_instructions": {"all": 2, "wgmma": 1},
+            "tensor_instructions": {"all": 7, "wgmma": 4},
         }
         self._add("profile", run, **{"case": case, "impl": impl, "status": "ok", "counters": counters} | fields)
 

@@ -173,7 +173,7 @@ def test_counted_traffic(records):
     loaded = frame.from_lines(records.lines)
     (row,) = loaded.profiles.itertuples()
     assert (row.run, row.case, row.impl, row.machine) == ("r1", CASE, "blas.default", "box")
-    assert (row.counted_bytes, row.l2_bytes, row.tensor_operations) == (123, 5, 7)
+    assert (row.counted_bytes, row.l2_bytes, row.tensor_instructions) == (123, 5, 7)
     assert "A profile line of run r1 is malformed" in loaded.notes[-1]
     assert len(loaded.results) == 1
     assert loaded.of(loaded.results["impl"] == "none").profiles.equals(loaded.profiles)
