@@ -40,6 +40,13 @@ class AttentionFromStableHlo(attention.Plain):
     name: ClassVar[str] = "xla.stablehlo"
     summary: ClassVar[str] = "the StableHLO artefact that iree.stablehlo compiles too"
 
+    def workspace_bytes(self, case: Case) -> int:
+        """Scores, probabilities, backward dP, dS and one of them turned around; operands turned, f16 raised before."""
+        assert isinstance(case, Attention)
+        scores = 4 * case.batch * case.hq * case.sq * case.sk
+        operands = sum(spec.nbytes for spec in case.input_specs().values())
+        return (2 if case.direction == "fwd" else 5) * scores + (4 if case.dtype == "f16" else 1) * operands
+
     def prepare(self, case: Case, device: Device) -> Program:
         """Exports, lowers and compiles the case; for the backward pass alone, the forward pass of its residuals too."""
         return _FromBytes(case, device)
