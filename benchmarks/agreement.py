@@ -6,7 +6,7 @@ FILE`` prints the tables of one. It asserts nothing: what is out of bounds is wr
 
 - **nvbench** (package ``cuda-bench``): the same launches of the same program in the same process, in turn with ours.
   nvbench's cold time lies between two CUDA events around the call in its stream, behind a blocking kernel; it flushes
-  by overwriting as many bytes as L2 holds.
+  by overwriting as many bytes as L2 holds. Ours flushed by writes is taken beside it.
 - **Nsight Compute** (``ncu``): gpu__time_duration of the call's kernels, in a process of its own that flushes as we do
   (``--cache-control none``) and leaves the clocks alone (``--clock-control none``). It runs kernels one by one and sees
   no memset, so that it is held against our kernels' own durations, not against the span.
@@ -14,7 +14,8 @@ FILE`` prints the tables of one. It asserts nothing: what is out of bounds is wr
 - **effects**: the same call with one thing changed: after idling in place of ramped-up clocks; L2 flushed by writes, or
   not at all; without the gate; zeros in place of normals; sustained in place of burst.
 
-Every part runs in a process of its own with a time limit; one that fails is recorded as failed with its last words.
+It needs an interpreter that holds torch, cupti-python and cuda-bench, and ``ncu`` on the PATH. Every part runs in a
+process of its own with a time limit; one that fails is recorded as failed with its last words.
 """
 
 from __future__ import annotations
@@ -69,13 +70,16 @@ LONG_US, SHARE, CONSTANT_US = 200.0, 0.02, 2.0
 TWIN_MS, TWIN_BOUNDS = 1.0, (0.002, 0.01)
 
 # Rounds of (ours, nvbench); calls of each; calls under ncu.
-_ROUNDS, _CALLS, _NCU_CALLS = 3, 40, 10
-_RUNS, _RUN_ROUNDS, _RUN_CALLS = 5, 8, 24
-_EFFECT_ROUNDS, _EFFECT_CALLS, _IDLE_S, _IDLE_TIMES = 6, 12, 2.5, 3
+_ROUNDS, _CALLS, _NCU_CALLS = 3, 40, 8
+_RUNS, _RUN_ROUNDS, _RUN_CALLS = 5, 16, 20
+_EFFECT_ROUNDS, _EFFECT_CALLS, _IDLE_S, _IDLE_TIMES = 5, 12, 6.0, 2
+# Before each take of a round: none finds the power that the one before drew.
+_REST_S = 0.1
 # Seconds that a part may take.
 _LIMITS = {"nvbench": 60, "ncu": 30, "effects": 60, "twins": 60}
 _NCU_METRICS = {"gpu__time_duration.sum": "time_us", "sm__cycles_elapsed.avg.per_second": "clock_mhz"}
 _SEED = 20
+_HELD_AGAINST = (("harness", "span_us"), ("dirty", "span_us"), ("observed", "kernels_us"))
 
 
 @dataclass(frozen=True)
@@ -184,25 +188,46 @@ class _DefaultStream:
 
 
 def part_nvbench(folder: Path) -> dict[str, Any]:
-    """Per call: ours and nvbench's in turn, round by round; nvbench runs once in the life of a process."""
+    """Per call: ours and nvbench's in turn, round by round; nvbench runs once in the life of a process.
+
+    Returns:
+        Per call, medians over rounds: ``harness`` (``cupti.block``), ``observed`` (the same with kernels apart),
+        ``dirty`` (flushed by writes) and ``nvbench``; or ``failed``.
+    """
     import cuda.bench as bench
 
     built: dict[str, Built] = {}
-    seen: dict[str, dict[str, list[dict[str, float]]]] = {c: {"harness": [], "observed": []} for c in CALLS}
+    dirt = Dirt()
+    seen: dict[str, dict[str, list[dict[str, float]]]] = {
+        c: {"harness": [], "observed": [], "dirty": []} for c in CALLS
+    }
     failed: dict[str, str] = {}
 
     def in_turn(state: Any) -> None:
         call = state.get_string("call")
-        try:
-            if call not in built:
-                built[call] = Built.of(call, folder)
-            one = built[call]
-            seen[call]["harness"].append(_harness(one, _CALLS))
-            seen[call]["observed"].append(observe(one, _CALLS))
+
+        def nvbench(one: Built) -> None:
             state.set_stream(_DefaultStream())
             gpus.gpu().ramp_up()
             with cupti.tracer().off():
                 state.exec(lambda launch: one.program.run(one.loaded), batched=False)
+
+        takes: dict[str, Callable[[Built], dict[str, float] | None]] = {
+            "harness": lambda one: _harness(one, _CALLS),
+            "observed": lambda one: observe(one, _CALLS),
+            "dirty": lambda one: observe(one, _CALLS, How(flush="dirty"), dirt),
+            "nvbench": nvbench,
+        }
+        try:
+            if call not in built:
+                built[call] = Built.of(call, folder)
+            order = list(takes)
+            first = state.get_int64("round") % len(order)
+            for name in order[first:] + order[:first]:
+                time.sleep(_REST_S)
+                taken = takes[name](built[call])
+                if taken is not None:
+                    seen[call][name].append(taken)
         except Exception as error:
             failed[call] = f"{type(error).__name__}: {error}"
             state.skip("failed")
@@ -272,7 +297,8 @@ def part_effects(folder: Path) -> dict[str, Any]:
             seen["after idling"] = []
             for _ in range(_IDLE_TIMES):
                 time.sleep(_IDLE_S)
-                seen["after idling"].append(observe(built, 1, How(ramped=False)))
+                idle_mhz = gpus.reading().clock_mhz
+                seen["after idling"].append(observe(built, 1, How(ramped=False)) | {"idle_mhz": idle_mhz})
         found[call] = {change: _effect(times, seen["ours"]) for change, times in seen.items()}
         if call in _SUSTAINED:
             found[call]["sustained"] = _sustained(built, found[call]["ours"]["span_us"])
@@ -512,11 +538,14 @@ def study(write: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
 
 
 def _verdicts(call: Mapping[str, Any]) -> dict[str, bool | None]:
-    """Per tool, whether it agrees; None where one of the two has no time."""
+    """Per tool, whether it agrees; None where one of the two has no time.
+
+    nvbench is held against the span with the same kind of flush, ncu against the kernels' durations.
+    """
     if "failed" in call:
         return {"nvbench": None, "ncu": None}
     ncu = None if "failed" in call["ncu"] else agrees(call["observed"]["kernels_us"], call["ncu"]["kernels_us"])
-    return {"nvbench": agrees(call["harness"]["span_us"], call["nvbench"]["time_us"]), "ncu": ncu}
+    return {"nvbench": agrees(call["dirty"]["span_us"], call["nvbench"]["time_us"]), "ncu": ncu}
 
 
 def _draw(arena: buffers.Arena, folder: Path) -> None:
@@ -555,22 +584,26 @@ def markdown(document: Mapping[str, Any]) -> str:
     def us(value: float) -> str:
         return f"{value:.2f}" if value < 100 else f"{value:.1f}"
 
+    def against(theirs: float | None, ours: float, agree: bool | None) -> str:
+        if theirs is None or agree is None:
+            return "failed"
+        return f"{us(theirs)} ({theirs - ours:+.2f} us, {100 * (theirs / ours - 1):+.1f} %){'' if agree else ' **no**'}"
+
     lines = [
-        "| call | ours, span | nvbench | difference | ours, kernels | ncu | difference | clock: ours, nvbench, ncu |",
-        "|---|---|---|---|---|---|---|---|",
+        "| call | ours | flushed by writes | nvbench | kernels alone | ncu | MHz: ours, nvbench, ncu |",
+        "|---|---|---|---|---|---|---|",
     ]
     for call, one in document["calls"].items():
         if "failed" in one:
-            lines.append(f"| {call} | failed: {one['failed']} |||||||")
+            lines.append(f"| {call} | failed: {one['failed']} ||||||")
             continue
-        ours, kernels, theirs = one["harness"]["span_us"], one["observed"]["kernels_us"], one["nvbench"]["time_us"]
-        ncu = one["ncu"].get("kernels_us")
+        ours, dirty, kernels = (one[k][f] for k, f in _HELD_AGAINST)
         clocks = [one["harness"]["clock_mhz"], one["nvbench"]["clock_mhz"], one["ncu"].get("clock_mhz")]
         lines.append(
-            f"| {call} | {us(ours)} us | {us(theirs)} | {theirs - ours:+.2f} us, {100 * (theirs / ours - 1):+.1f} % | "
-            f"{us(kernels)} | "
-            + (f"{us(ncu)} | {ncu - kernels:+.2f} us, {100 * (ncu / kernels - 1):+.1f} %" if ncu else "failed | ")
-            + f" | {', '.join('-' if c is None else f'{c:.0f}' for c in clocks)} MHz |"
+            f"| {call} | {us(ours)} us | {us(dirty)} | "
+            f"{against(one['nvbench']['time_us'], dirty, one['agrees']['nvbench'])} | {us(kernels)} | "
+            f"{against(one['ncu'].get('kernels_us'), kernels, one['agrees']['ncu'])} | "
+            f"{', '.join('-' if c is None else f'{c:.0f}' for c in clocks)} |"
         )
     lines += [
         "",

@@ -502,7 +502,8 @@ def _with_ceilings(cases: tuple[Case, ...], device: Device, folder: Path) -> tup
     place = records.folder(folder, machine.name())
     known = set()
     if place.is_dir():
-        known = {r["case"] for r in records.results(records.read(place)) if r["status"] == "ok"}
+        measured = (r for r in records.results(records.read(place)) if r["status"] == "ok")
+        known = {r["case"] for r in measured if r["regime"] != "sustained"}
     wanted = machine.ceiling_cases(device, _compute_dtypes(cases))
     return (*(c for c in wanted if c.id not in known and c not in cases), *cases)
 

@@ -1,5 +1,6 @@
 """What other tools print is read right; bounds and ratios are what they say. Samples in ``recorded`` are of an H200."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ def test_twins_are_about_ten_microseconds_and_above_one_millisecond():
     short, long = (parse_case(c) for c in agreement.TWINS)
     assert 5e-6 < short.flops() / 989e12 * 1.5 < 15e-6
     assert long.flops() / 989e12 > 1e-3
+
+
+def test_nvbench_s_medians_and_clocks_are_read_per_call_and_skipped_runs_left_out():
+    # As recorded but for the axis "call" and the last, skipped state.
+    times = agreement.nvbench_times(json.loads((RECORDED / "nvbench.json").read_text()))
+    assert set(times) == {"GEMM 4096^3"}
+    assert [round(t["time_us"], 2) for t in times["GEMM 4096^3"]] == [175.1, 175.26, 175.33]
+    assert times["GEMM 4096^3"][0]["clock_mhz"] == pytest.approx(1654.1, abs=0.1)
 
 
 def test_ncu_s_table_is_read_with_its_units():
@@ -88,7 +97,7 @@ def test_a_failed_part_says_how_and_keeps_the_others(tmp_path, monkeypatch):
 
 
 def test_without_a_time_there_is_no_verdict():
-    right = {"harness": {"span_us": 10.0}, "observed": {"kernels_us": 10.0}, "nvbench": {"time_us": 11.0}}
+    right = {"dirty": {"span_us": 12.5}, "observed": {"kernels_us": 10.0}, "nvbench": {"time_us": 14.0}}
     assert agreement._verdicts(right | {"ncu": {"kernels_us": 13.0}}) == {"nvbench": True, "ncu": False}
     assert agreement._verdicts(right | {"ncu": {"failed": "x"}}) == {"nvbench": True, "ncu": None}
     assert agreement._verdicts({"failed": "x", "ncu": {"kernels_us": 13.0}}) == {"nvbench": None, "ncu": None}

@@ -57,6 +57,12 @@ def test_a_copy_or_memset_cannot_hide_behind_the_gate(kind):
     assert call["span_us"] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("name", ["copy", "memset"])
+def test_a_kernel_of_such_a_name_waits_for_the_gate_as_others_do(name):
+    (call,) = spans([(0, 10_000, gpu.GATE), (500, 13_000, name)], (0, 90_000))
+    assert call["span_us"] == 3.0
+
+
 def test_a_call_that_did_nothing_is_an_error():
     with pytest.raises(cupti.NothingSeen):
         spans([(0, 10, "ridgemark_read")], (0, 100))

@@ -37,8 +37,9 @@ from impls.contract import Program
 METHOD = "cupti_span"
 SUSTAINED_METHOD = "host_span"
 _BUFFER_BYTES = 16 * 2**20
-#: Copies and memsets have no names; they need no multiprocessor and do not wait for the gate.
-COPY, MEMSET = "copy", "memset"
+#: Copies and memsets have no names, and get some that no kernel can have: they need no multiprocessor and do not wait
+#: for the gate.
+COPY, MEMSET = "[copy]", "[memset]"
 # A kernel begins as soon as the gate's blocks have left, about 0.5 us before the gate's own end is stamped (H200, CUDA
 # 13.0: constant within 30 ns). One stamped earlier than this was stamped while it waited in its queue.
 _LEAVING_NS = 2000
