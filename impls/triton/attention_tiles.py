@@ -114,7 +114,8 @@ def space(kernel: str, case: Attention, arch: str) -> list[Tiles]:
         return []  # what decode is for
     elif kernel.startswith("forward"):
         blocks = [(128, n, 8) for n in ((32, 64) if head > 128 else (64, 128))]
-        blocks += [(128, n, 4) for n in (64, 128) if head <= 64]
+        blocks += [(256, 64, 16)] if head <= 128 else []
+        blocks += [(128, 64, 4), (128, 128, 4), (256, 64, 8), (256, 128, 16)] if head <= 64 else []
     elif kernel.startswith("backward_kv"):
         # dK and dV are held at once: registers are what is short.
         blocks = [(64, 64, 8)] if head > 128 else [(64, 64, 4), (32, 64, 4), (64, 128, 8)]
