@@ -130,7 +130,7 @@ def space(kernel: str, case: Attention, arch: str) -> list[Tiles]:
         for ahead in (False, True) if kernel == "forward_tma" else (False,):
             options = (Tiles(m, n, warps, stages, ahead) for stages in range(most_stages, 1, -1))
             fitting = [t for t in options if shared_bytes(kernel, t, case.d, dtype(case.dtype).bytes) <= limit]
-            found += fitting[:1] if kernel.startswith("backward") else fitting[:2]
+            found += fitting[: 1 if kernel.startswith("backward") or head <= 64 else 2]
     return found
 
 
