@@ -34,10 +34,9 @@ class Tile:
         split: programs that share one tile's K.
         per_sm: persistent programs per multiprocessor.
         halves: C leaves in two halves, for less shared memory.
-        pair: these halves are products of their own, so that promoted sums need fewer registers.
         flatten: the loops over tiles and over K are pipelined as one.
         tma: operands come by descriptors, where a kernel has both ways.
-        maxnreg: registers per thread at most; 0 leaves it to the compiler.
+        by_rows: promoted sums of f8 are added 64 rows at a time.
     """
 
     bm: int
@@ -49,15 +48,13 @@ class Tile:
     split: int = 1
     per_sm: int = 1
     halves: bool = False
-    pair: bool = False
     flatten: bool = False
     tma: bool = False
-    maxnreg: int = 0
+    by_rows: bool = False
 
     def options(self) -> dict[str, int]:
         """For Triton's compiler."""
-        options = {"num_warps": self.warps, "num_stages": self.stages}
-        return options | {"maxnreg": self.maxnreg} if self.maxnreg else options
+        return {"num_warps": self.warps, "num_stages": self.stages}
 
     def config(self) -> dict[str, Any]:
         """For the record."""
@@ -161,7 +158,8 @@ def fitted(variant: str, tile: Tile, case: Gemm) -> Tile:
     bn = min(tile.bn, max(32, 1 << (case.n - 1).bit_length()))
     # A part of K has two steps at least.
     split = min(tile.split, 1 << max(0, (case.k // (2 * tile.bk)).bit_length() - 1))
-    return replace(tile, bm=bm, bn=bn, split=split, halves=tile.halves and bn > 64, pair=tile.pair and bn > 64)
+    by_rows = tile.by_rows and bm >= 64 and (case.dtype, case.acc) == ("f8e4m3", "f32")
+    return replace(tile, bm=bm, bn=bn, split=split, by_rows=by_rows, halves=tile.halves and bn > 64)
 
 
 def aligned(case: Gemm) -> bool:

@@ -24,7 +24,7 @@ def space(variant: str, case: Gemm) -> list[Tile]:
     found: dict[Tile, None] = {}
     for tile in _all(variant, case):
         one = fitted(variant, tile, case)
-        if _shared(variant, one, case) * one.per_sm <= SHARED_BYTES and _registers(one, case):
+        if _shared(variant, one, case) * one.per_sm <= SHARED_BYTES and _registers(variant, one, case):
             found[one] = None
     return list(found)
 
@@ -60,13 +60,10 @@ def _all(variant: str, case: Gemm) -> list[Tile]:
     shapes = ((128, 128), (128, 256), (256, 128), (64, 256))
     if variant == "persistent_tma_ws":
         return [
-            Tile(bm, bn, line, group=group, warps=4, stages=stages, halves=pair, pair=pair)
-            for (bm, bn), group, stages, pair in product(
-                shapes[:2], (4, 8, 16), (2, 3, 4), (False, True) if promoted else (False,)
-            )
+            Tile(bm, bn, line, group=group, warps=4, stages=stages, by_rows=by_rows)
+            for (bm, bn), group, stages, by_rows in product(shapes[:3], (4, 8, 16), (2, 3, 4), {False, promoted})
         ]
     if variant == "persistent_tma":
-        leaving = ((1, False, False), (1, True, False), (2, False, False), *(((1, True, True),) if promoted else ()))
         return [
             Tile(
                 bm,
@@ -77,11 +74,17 @@ def _all(variant: str, case: Gemm) -> list[Tile]:
                 stages=stages,
                 per_sm=per_sm,
                 halves=halves,
-                pair=pair,
                 flatten=flatten,
+                by_rows=by_rows,
             )
-            for (bm, bn), group, warps, stages, (per_sm, halves, pair), flatten in product(
-                shapes, (4, 8, 16), (4, 8), (3, 4), leaving, (False, True)
+            for (bm, bn), group, warps, stages, (per_sm, halves), flatten, by_rows in product(
+                shapes,
+                (4, 8, 16),
+                (4, 8),
+                (3, 4),
+                ((1, False), (1, True), (2, False)),
+                (False, True),
+                {False, promoted},
             )
             if not flatten or group == 8
         ]
@@ -111,14 +114,15 @@ def _shared(variant: str, tile: Tile, case: Gemm) -> int:
     return buffers + leaves * tile.bm * tile.bn // (1 + tile.halves) * dtype(case.out).bytes
 
 
-def _registers(tile: Tile, case: Gemm) -> bool:
+def _registers(variant: str, tile: Tile, case: Gemm) -> bool:
     """Whether accumulators fit a thread's 255 registers, and all threads the multiprocessor.
 
     Warp specialisation runs two groups of four warps that share a tile.
     """
-    warps = 8 if tile.warps == 4 and tile.bm * tile.bn >= 128 * 128 and tile.per_sm == 1 else tile.warps
+    warps = 8 if variant == "persistent_tma_ws" else tile.warps
     accumulators = tile.bm * tile.bn // (32 * warps)
     if (case.dtype, case.acc) == ("f8e4m3", "f32"):
-        accumulators += accumulators // (1 + tile.pair)
+        # The step's own sums; by rows those of one wgmma, 64 rows for each group of four warps.
+        accumulators += min(accumulators, tile.bn // 2) if tile.by_rows else accumulators
     each = accumulators + _OTHER_REGISTERS
     return each <= 240 and each * warps * 32 * tile.per_sm <= REGISTERS

@@ -62,7 +62,7 @@ def _common(case: Gemm, tile: Tile) -> dict[str, Any]:
         "GROUP": tile.group,
         "WHOLE": case.m % tile.bm == 0 and case.n % tile.bn == 0,
         "WIDE": max(case.m * case.k, case.n * case.k, case.m * case.n) >= 2**31,
-        "PRECISION": PRECISION[case.dtype, case.acc],
+        "PRECISION": PRECISION[case.dtype, case.acc] + " by rows" * tile.by_rows,
         "EPILOGUE": case.epilogue,
     }
 
@@ -126,9 +126,8 @@ def _described(tensor: torch.Tensor, rows: int, columns: int, stacked: bool) -> 
 
 def _operands(case: Gemm, tile: Tile, tensors: Tensors, stacked: bool) -> dict[str, TensorDescriptor]:
     """A and B, as they are stored, with the tiles that a step takes."""
-    columns = tile.bn // (1 + tile.pair)
     a_tile = (tile.bm, tile.bk) if case.layout[0] == "n" else (tile.bk, tile.bm)
-    b_tile = (tile.bk, columns) if case.layout[1] == "n" else (columns, tile.bk)
+    b_tile = (tile.bk, tile.bn) if case.layout[1] == "n" else (tile.bn, tile.bk)
     return {"a": _described(tensors["A"], *a_tile, stacked), "b": _described(tensors["B"], *b_tile, stacked)}
 
 
@@ -152,7 +151,6 @@ def _by_descriptors(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> W
         **_common(case, tile),
         "A_TRANSPOSED": a_transposed,
         "B_TRANSPOSED": b_transposed,
-        "PAIR": tile.pair,
     }
     if variant == "persistent_tma":
         stacked = stacks(case, tile)

@@ -73,42 +73,6 @@ def product_by_descriptors(
 
 
 @triton.jit
-def pair_by_descriptors(
-    a,
-    b,
-    batch,
-    row,
-    column,
-    m,
-    n,
-    k,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    A_TRANSPOSED: tl.constexpr,
-    B_TRANSPOSED: tl.constexpr,
-    STACKED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """The product of a tile as two of BN / 2 columns each: promoted sums then hold two accumulators of half a tile."""
-    left, right = start(BM, BN // 2, PRECISION), start(BM, BN // 2, PRECISION)
-    for i in tl.range(0, k, BK):
-        if A_TRANSPOSED:
-            a_tile = load(a, batch, k, i, row, BK, BM, STACKED).T
-        else:
-            a_tile = load(a, batch, m, row, i, BM, BK, STACKED)
-        if B_TRANSPOSED:
-            b_left = load(b, batch, n, column, i, BN // 2, BK, STACKED).T
-            b_right = load(b, batch, n, column + BN // 2, i, BN // 2, BK, STACKED).T
-        else:
-            b_left = load(b, batch, k, i, column, BK, BN // 2, STACKED)
-            b_right = load(b, batch, k, i, column + BN // 2, BK, BN // 2, STACKED)
-        left = step(a_tile, b_left, left, PRECISION)
-        right = step(a_tile, b_right, right, PRECISION)
-    return left, right
-
-
-@triton.jit
 def tiles(
     a,
     b,
@@ -123,7 +87,6 @@ def tiles(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
     HALVES: tl.constexpr,
-    PAIR: tl.constexpr,
     FLATTEN: tl.constexpr,
     SPECIALISE: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -137,11 +100,9 @@ def tiles(
     """Every n-th tile of C, n being the number of programs.
 
     Args:
-        a, b, c: descriptors of A, B and C as they are stored, with tiles of theirs (B: of BN / (1 + PAIR) columns, C:
-            of BN / (1 + HALVES)).
+        a, b, c: descriptors of A, B and C as they are stored, with tiles of theirs (C: of BM x BN / (1 + HALVES)).
         addend: pointer to bias or residual.
         HALVES: C leaves in two halves of BN / 2 columns, which takes half of the shared memory.
-        PAIR: these halves are products of their own; with HALVES only.
         FLATTEN: the loops over tiles and over K are pipelined as one.
         SPECIALISE: loads, products and epilogue get warps of their own.
     """
@@ -162,34 +123,28 @@ def tiles(
         rows = row + tl.arange(0, BM)
         if WIDE:
             rows = rows.to(tl.int64)
-        if PAIR:
-            left, right = pair_by_descriptors(
-                a, b, batch, row, column, m, n, k, BM, BN, BK, A_TRANSPOSED, B_TRANSPOSED, STACKED, PRECISION
-            )
-        else:
-            acc = product_by_descriptors(
-                a,
-                b,
-                batch,
-                row,
-                column,
-                0,
-                k,
-                m,
-                n,
-                k,
-                BM,
-                BN,
-                BK,
-                A_TRANSPOSED,
-                B_TRANSPOSED,
-                STACKED,
-                STACKED,
-                PRECISION,
-            )
+        acc = product_by_descriptors(
+            a,
+            b,
+            batch,
+            row,
+            column,
+            0,
+            k,
+            m,
+            n,
+            k,
+            BM,
+            BN,
+            BK,
+            A_TRANSPOSED,
+            B_TRANSPOSED,
+            STACKED,
+            STACKED,
+            PRECISION,
+        )
         if HALVES:
-            if not PAIR:
-                left, right = acc.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
+            left, right = acc.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
             columns = column + tl.arange(0, BN // 2)
             values = finish(left, at, rows, columns, m, n, WHOLE, EPILOGUE)
             put(c, values, batch, m, row, column, BM, BN // 2, STACKED)
@@ -215,7 +170,6 @@ def persistent_tma(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
     HALVES: tl.constexpr,
-    PAIR: tl.constexpr,
     FLATTEN: tl.constexpr,
     WHOLE: tl.constexpr,
     WIDE: tl.constexpr,
@@ -240,7 +194,6 @@ def persistent_tma(
         BK,
         GROUP,
         HALVES,
-        PAIR,
         FLATTEN,
         False,
         WHOLE,
@@ -273,7 +226,6 @@ def persistent_tma_ws(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
-    PAIR: tl.constexpr,
     WHOLE: tl.constexpr,
     WIDE: tl.constexpr,
     A_TRANSPOSED: tl.constexpr,
@@ -283,13 +235,12 @@ def persistent_tma_ws(
 ):
     """Over descriptors of its own making, matrices stacked: the compiler cuts tiles for two groups of warps, and those
     of a descriptor that comes from outside it cannot cut (Triton 3.6)."""
-    COLUMNS: tl.constexpr = BN // (1 + PAIR)
     a_tiles = describe(a, batches * k, m, BK, BM) if A_TRANSPOSED else describe(a, batches * m, k, BM, BK)
-    b_tiles = describe(b, batches * n, k, COLUMNS, BK) if B_TRANSPOSED else describe(b, batches * k, n, BK, COLUMNS)
+    b_tiles = describe(b, batches * n, k, BN, BK) if B_TRANSPOSED else describe(b, batches * k, n, BK, BN)
     tiles(
         a_tiles,
         b_tiles,
-        describe(c, batches * m, n, BM, COLUMNS),
+        describe(c, batches * m, n, BM, BN),
         addend,
         batches,
         m,
@@ -299,8 +250,7 @@ def persistent_tma_ws(
         BN,
         BK,
         GROUP,
-        PAIR,
-        PAIR,
+        False,
         False,
         True,
         WHOLE,
