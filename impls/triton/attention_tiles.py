@@ -26,7 +26,8 @@ IMPLEMENTATIONS = {
 }
 # Shared memory that one program may have (CUDA C++ programming guide, table of compute capabilities; CDNA 3: 64 KiB).
 SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
-# Programs of decode that run at a time: two on each of the 132 multiprocessors of an H200.
+# Programs of decode that make one round: two for each of the 132 multiprocessors of an H200, one after the other where
+# their tiles leave no room for both.
 PROGRAMS_AT_ONCE = 264
 # What starting a share costs, and putting shares together, in blocks of keys.
 _START_BLOCKS, _COMBINE_BLOCKS = 1.0, 4.0
