@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from impls.contract import Device, Implementation, Program
+from impls.contract import Device, Implementation, Program, Unsupported
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
 
@@ -179,6 +179,18 @@ class Cudnn(_Jitted):
     def workspace_bytes(self, case: Case) -> int:
         """None that grows with the scores."""
         return 0
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Lowers and compiles the case.
+
+        Raises:
+            Unsupported: jax has no cuDNN kernel for its sizes (backward of odd sequence lengths, for one).
+        """
+        try:
+            return super().prepare(case, device)
+        except NotImplementedError as error:
+            told = " ".join(str(error).split()).rstrip(".")
+            raise Unsupported(f"jax does not give this case to cuDNN: {told}.") from error
 
     def _attend(self, case: Attention, device: Device) -> Attend:
         import jax

@@ -6,6 +6,8 @@ f8e4m3 is raised to bf16, which is exact and keeps the bf16 instructions.
 
 On a GPU the product is asked for in the output dtype, as XLA then hands it to one kernel without a pass of its own for
 rounding; f8 is multiplied as it is, with jax's default precision for fast accumulation and its highest for promoted.
+An f16 product with one row or column is asked for in f32: XLA would add it up in f16 (jax 0.11.2: 24 times the
+tolerance at K = 48).
 """
 
 from __future__ import annotations
@@ -161,7 +163,10 @@ def _gemm(case: Gemm, device_kind: str, ragged: bool, inputs: Mapping[str, Any])
     def dot(x: jax.Array, y: jax.Array) -> jax.Array:
         batch = tuple(range(x.ndim - 2))
         numbers = (((x.ndim + a_k,), (y.ndim + b_k,)), (batch, batch))
-        return jax.lax.dot_general(x, y, numbers, precision=precision, preferred_element_type=product)
+        vector = 1 in (x.shape[-1 if a_k == -2 else -2], y.shape[-1 if b_k == -2 else -2])
+        kind = wide if vector and case.dtype == "f16" else product
+        c = jax.lax.dot_general(x, y, numbers, precision=precision, preferred_element_type=kind)
+        return c.astype(product)
 
     if case.groups is None:
         c = dot(a, b)
