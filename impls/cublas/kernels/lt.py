@@ -88,12 +88,15 @@ class Candidate:
     workspace: int
 
     def config(self) -> dict[str, int]:
-        """What the description says of itself, as far as cublasLtMatmulAlgoConfigGetAttribute tells."""
+        """What the description says of itself, as far as cublasLtMatmulAlgoConfigGetAttribute tells.
+
+        A ``split_k`` of -1 is the library's own balancing of pieces of K.
+        """
         algo = _algo(self.algo)
         found = {}
         for name, attribute in _CONFIG.items():
             # Attributes are of two or four bytes; a short one fills the low half.
-            value, written = ctypes.c_uint32(0), ctypes.c_size_t(0)
+            value, written = ctypes.c_int32(0), ctypes.c_size_t(0)
             for size in (4, 2):
                 if not _library().cublasLtMatmulAlgoConfigGetAttribute(
                     ctypes.byref(algo), attribute, ctypes.byref(value), ctypes.c_size_t(size), ctypes.byref(written)
