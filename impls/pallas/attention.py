@@ -116,7 +116,7 @@ class Tpu(Implementation):
     workload: ClassVar[str] = "attention"
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
-    summary: ClassVar[str] = "TPU kernel: fused, keys fetched from HBM by its own copies; interpreted, and compiled for absent TPUs"
+    summary: ClassVar[str] = "TPU kernel: fused, copies of its own from HBM; interpreted, and compiled for absent TPUs"
 
     def refuses(self, case: Case, device: Device) -> str | None:
         """What a TPU's matrix unit does not multiply, and backward passes."""

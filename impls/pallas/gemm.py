@@ -18,7 +18,7 @@ class MosaicGpu(Implementation):
     workload: ClassVar[str] = "gemm"
     devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
     simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
-    summary: ClassVar[str] = "Mosaic GPU: persistent, warp-specialised, TMA and wgmma, epilogues fused; on a CPU interpreted"
+    summary: ClassVar[str] = "Mosaic GPU: persistent, warp-specialised, epilogues fused; on a CPU interpreted"
 
     def refuses(self, case: Case, device: Device) -> str | None:
         """What wgmma does not multiply through Pallas, and groups."""
@@ -99,7 +99,7 @@ class Tpu(Implementation):
     workload: ClassVar[str] = "gemm"
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     simulated_on: ClassVar[tuple[str, ...]] = ("cpu",)
-    summary: ClassVar[str] = "TPU kernel: blocks in VMEM, pipelined over the grid; interpreted, and compiled for absent TPUs"
+    summary: ClassVar[str] = "TPU kernel: blocks in VMEM, pipelined; interpreted, and compiled for absent TPUs"
 
     def refuses(self, case: Case, device: Device) -> str | None:
         """What a TPU's matrix unit does not multiply, and groups."""

@@ -38,8 +38,8 @@ class GemmTiling:
         along: whether they lie side by side along ``m`` or ``n``.
         cluster: blocks that share a tile of one operand.
         shares: which: ``a`` (neighbours along N) or ``b`` (along M).
-        minor, width: the order of tiles: strips of ``width`` tiles along axis ``minor`` (0: M, 1: N), gone through along
-            the other axis, there and back.
+        minor, width: the order of tiles: strips of ``width`` tiles along axis ``minor`` (0: M, 1: N), gone through
+            along the other axis, there and back.
         store_bytes: bytes of a row of C that are stored at a time.
         swapped: the transpose of C is computed: wgmma takes 64 rows at least, but 8 columns will do. For few rows of C;
             consumers then lie along ``n``, and C is stored whole.
@@ -277,7 +277,11 @@ def _nearest(case: Gemm, kept: dict[str, GemmTiling]) -> str | None:
 
     def apart(name: str) -> float:
         other = Gemm.parse(name.partition(":")[2])
-        if (dtype(other.dtype).bytes, other.acc, other.out == "f32") != (dtype(case.dtype).bytes, case.acc, case.out == "f32"):
+        if (dtype(other.dtype).bytes, other.acc, other.out == "f32") != (
+            dtype(case.dtype).bytes,
+            case.acc,
+            case.out == "f32",
+        ):
             return math.inf
         pairs = ((other.m, case.m), (other.n, case.n), (other.k, case.k))
         unlike = (other.layout != case.layout) + (other.epilogue != case.epilogue)

@@ -66,7 +66,9 @@ def refusal(blocks: GemmBlocks | AttentionBlocks, need: int) -> str | None:
     """Why these blocks do not fit, one sentence; None where they do."""
     if need <= blocks.budget_bytes:
         return None
-    return f"The kernel's blocks need {need / 2**20:.1f} MiB of VMEM; it may have {blocks.budget_bytes / 2**20:.0f} MiB."
+    return (
+        f"The kernel's blocks need {need / 2**20:.1f} MiB of VMEM; it may have {blocks.budget_bytes / 2**20:.0f} MiB."
+    )
 
 
 def _up(size: int, step: int) -> int:

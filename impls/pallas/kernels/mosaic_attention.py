@@ -45,7 +45,7 @@ def function(case: Attention, tiling: AttentionTiling, interpret: Any, residuals
     rows = _CONSUMERS * t.rows
     row_tiles = pl.cdiv(case.sq, rows)
     causal, window = case.mask != "full", case.window
-    # What the interpreter of JAX 0.11 has not: products of operands in registers, and accumulators that outlive a scope.
+    # JAX 0.11's interpreter has no products of operands in registers, and no accumulators that outlive a scope.
     simulated = interpret is not None
     row, square = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA
 

@@ -51,7 +51,7 @@ def function(case: Attention, tiling: BackwardTiling, interpret: Any) -> Callabl
     q_tiles, k_tiles = pl.cdiv(case.sq, rows), pl.cdiv(case.sk, _KEYS)
     causal, window = case.mask != "full", case.window
     storage = dtype(case.dtype).storage
-    # Of a step's dQ a warpgroup computes half of the columns, or, where those were no whole swizzled segment, of the rows.
+    # Of a step's dQ a warpgroup computes half of the columns; of the rows, where those were no whole swizzled segment.
     by_rows = case.d < 128
     dq_rows, dq_cols = (rows // _CONSUMERS, case.d) if by_rows else (rows, case.d // _CONSUMERS)
     # The interpreter of JAX 0.11 has no additions by the copy engine, no products of operands in registers, and no

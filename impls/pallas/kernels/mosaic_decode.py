@@ -1,7 +1,7 @@
 """Attention of one query a sequence on Hopper in Mosaic GPU: the query heads of a key head are the rows of one product.
 
-Persistent blocks go through shares of the keys of one head of one sequence each (split-KV, Dao et al., "Flash-Decoding",
-2023): one warpgroup loads, running ahead over the end of a share, one multiplies. Every share leaves its O and the
+Persistent blocks go through shares of the keys of one head of one sequence each (split-KV; Dao et al.,
+"Flash-Decoding", 2023): one warpgroup loads, running ahead over the end of a share, one multiplies. Every share leaves its O and the
 logarithm of its sum; XLA weighs and adds them. What rows of wgmma's 64 no head fills costs nothing but power: the time
 is that of reading K and V.
 
@@ -48,7 +48,7 @@ def function(case: Attention, tiling: DecodeTiling, blocks: int, interpret: Any)
     kept = pl.cdiv(group, 8) * 8  # rows that are stored: whole groups of 8
     width = min(case.d, t.stored)
     masked = bool(case.window or case.sk % t.keys)
-    # What the interpreter of JAX 0.11 has not: products of operands in registers, and accumulators that outlive a scope.
+    # JAX 0.11's interpreter has no products of operands in registers, and no accumulators that outlive a scope.
     simulated = interpret is not None
     row, square = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA
     storage = dtype(case.dtype).storage
@@ -86,7 +86,10 @@ def function(case: Attention, tiling: DecodeTiling, blocks: int, interpret: Any)
 
                 def load(j: Any, s: Any) -> Any:
                     source = (batch, pl.ds(j * t.keys, t.keys), head)
-                    for gmem, ring, full, empty in ((k_gmem, k_smem, k_full, k_empty), (v_gmem, v_smem, v_full, v_empty)):
+                    for gmem, ring, full, empty in (
+                        (k_gmem, k_smem, k_full, k_empty),
+                        (v_gmem, v_smem, v_full, v_empty),
+                    ):
 
                         @pl.when(s >= t.stages)
                         def _(empty: Any = empty) -> None:

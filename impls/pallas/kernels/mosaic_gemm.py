@@ -240,9 +240,7 @@ def _call(
         num_threads=t.consumers + 1,
         thread_name="wg",
         interpret=interpret,
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-        ),
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )
     return kernel(*(x for x in (a, b, bias, residual) if x is not None))
 

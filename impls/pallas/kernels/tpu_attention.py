@@ -49,7 +49,9 @@ def function(case: Attention, blocks: AttentionBlocks, interpret: Any) -> Callab
         end = (last + shift) // bk + 1 if causal else np.full_like(first, k_tiles)
         return np.stack([begin, end]).astype(np.int32)
 
-    def kernel(spans: Any, q: Any, k_hbm: Any, v_hbm: Any, o: Any, k_vmem: Any, v_vmem: Any, total: Any, sems: Any) -> None:
+    def kernel(
+        spans: Any, q: Any, k_hbm: Any, v_hbm: Any, o: Any, k_vmem: Any, v_vmem: Any, total: Any, sems: Any
+    ) -> None:
         batch, head, at = (pl.program_id(axis) for axis in range(3))
         begin, end = spans[0, at], spans[1, at]
         key_head = lax.div(head, jnp.int32(group))
@@ -76,7 +78,9 @@ def function(case: Attention, blocks: AttentionBlocks, interpret: Any) -> Callab
                 copy.wait()
             slot = lax.rem(step, jnp.int32(2))
             over_d = (((1,), (1,)), ((), ()))
-            scores = lax.dot_general(q[...], k_vmem[slot], over_d, precision=precision, preferred_element_type=jnp.float32)
+            scores = lax.dot_general(
+                q[...], k_vmem[slot], over_d, precision=precision, preferred_element_type=jnp.float32
+            )
             scores = scores * scale
             key = lax.broadcasted_iota(jnp.int32, (bq, bk), 1) + step * bk
             seen = key < case.sk

@@ -59,7 +59,9 @@ def compiled(function: Callable[..., Any], shapes: Mapping[str, jax.ShapeDtypeSt
     return {name: _compiled(function, shapes, topology) for name, topology in GENERATIONS.items()}
 
 
-def _compiled(function: Callable[..., Any], shapes: Mapping[str, jax.ShapeDtypeStruct], topology: str) -> dict[str, Any]:
+def _compiled(
+    function: Callable[..., Any], shapes: Mapping[str, jax.ShapeDtypeStruct], topology: str
+) -> dict[str, Any]:
     place = _place(topology)
     if isinstance(place, str):
         return {"refused": place}

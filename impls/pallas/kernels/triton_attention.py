@@ -60,7 +60,9 @@ def function(case: Attention, tiling: TritonAttentionTiling, interpret: bool) ->
             now = jnp.maximum(most, s.max(axis=1))
             p, fade = jnp.exp2(s - now[:, None]), jnp.exp2(most - now)
             v = plt.load(v_ref.at[batch, keys, key_head, columns], mask=in_k, other=0)
-            o = o * fade[:, None] + lax.dot(p.astype(storage), v, precision=precision, preferred_element_type=jnp.float32)
+            o = o * fade[:, None] + lax.dot(
+                p.astype(storage), v, precision=precision, preferred_element_type=jnp.float32
+            )
             return o, now, sums * fade + p.sum(axis=1)
 
         end, partly, begin, whole = pl.cdiv(case.sk, t.keys), case.sk // t.keys, 0, 0

@@ -1,0 +1,65 @@
+"""Which tiles a case takes, and that they fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.engine import cases as case_files
+from impls.contract import Device
+from impls.pallas import tiling, vmem
+from impls.pallas.attention import MosaicGpu as MosaicAttention
+from impls.pallas.attention import Tpu as TpuAttention
+from impls.pallas.gemm import MosaicGpu as MosaicGemm
+from impls.pallas.gemm import Tpu as TpuGemm
+from impls.workloads.attention import Attention
+from impls.workloads.base import parse_case
+from impls.workloads.gemm import Gemm
+
+H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 140 * 2**30)
+CPU = Device("cpu", "a CPU", "x86_64", 2, 2**34)
+FLAGSHIP = [entry.case for entry in case_files.load("flagship")]
+
+
+def gemm(name: str) -> Gemm:
+    case = parse_case(f"gemm:{name}")
+    assert isinstance(case, Gemm)
+    return case
+
+
+@pytest.mark.parametrize("case", FLAGSHIP, ids=lambda c: c.id)
+def test_flagship_tiles_fit_a_multiprocessor(case) -> None:
+    if isinstance(case, Gemm):
+        if MosaicGemm().refuses(case, H200) is None:
+            assert tiling.gemm(case, H200.name)[0].shared_bytes(case) <= tiling.SHARED_BYTES
+    elif MosaicAttention().refuses(case, H200) is None:
+        assert isinstance(case, Attention)
+        choose = tiling.decode if tiling.decodes(case) else tiling.attention
+        if case.direction == "bwd":
+            choose = tiling.backward
+        assert choose(case, H200.name)[0].shared_bytes(case) <= tiling.SHARED_BYTES
+
+
+def test_a_tuned_case_takes_its_own_tiles_and_its_neighbours_take_them_too() -> None:
+    own, source = tiling.gemm(gemm("8192x8192x8192:bf16"), H200.name)
+    assert source == "tuned"
+    near, source = tiling.gemm(gemm("8192x8192x6144:f16:nt"), H200.name)
+    assert (near, source) == (own, "tuned for gemm:8192x8192x8192:bf16")
+    assert tiling.gemm(gemm("8192x8192x8192:bf16"), "another GPU")[1] == "untuned"
+
+
+@pytest.mark.parametrize(("m", "cols"), [(1, 8), (8, 8), (9, 16), (33, 64), (64, 64)])
+def test_few_rows_become_columns(m: int, cols: int) -> None:
+    chosen, _ = tiling.gemm(gemm(f"{m}x8192x8192:bf16:nt"), H200.name)
+    assert chosen.swapped and (chosen.block_m, chosen.block_n) == (cols, 64)
+
+
+def test_what_a_block_may_not_have_of_vmem_is_refused_in_a_sentence(monkeypatch) -> None:
+    case = gemm("1024x1024x1024:bf16")
+    # Two buffers of 512 x 512 each for A, B and C in bf16, and the sums in f32: 3 MiB and 1 MiB.
+    assert vmem.gemm(case).bytes(case) == 4 * 2**20
+    assert TpuGemm().refuses(case, CPU) is None
+    monkeypatch.setattr(vmem, "gemm", lambda case: vmem.GemmBlocks(512, 512, 512, 2**20))
+    assert TpuGemm().refuses(case, CPU) == "The kernel's blocks need 4.0 MiB of VMEM; it may have 1 MiB."
+    attention = parse_case("attention:b1h1s1024d64:bf16")
+    monkeypatch.setattr(vmem, "attention", lambda case: vmem.AttentionBlocks(256, 512, 2**20))
+    assert "it may have 1 MiB" in (TpuAttention().refuses(attention, CPU) or "")
