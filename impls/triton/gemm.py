@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from impls.contract import Device, Implementation, Program
@@ -54,10 +55,19 @@ class Tiled(Implementation):
     def prepare(self, case: Case, device: Device) -> Program:
         """Compile the kernel with the chosen tile."""
         assert isinstance(case, Gemm)
+        from triton.runtime.errors import OutOfResources
+
         from impls.triton.kernels.program import LaunchedProgram
 
         tile, origin = choose(self.name, case, device.name)
-        return LaunchedProgram(case, device, self._bind(case, tile), {"tile": tile.config(), "choice": origin})
+        while True:
+            try:
+                return LaunchedProgram(case, device, self._bind(case, tile), {"tile": tile.config(), "choice": origin})
+            except OutOfResources:
+                # Tuned for a neighbour with smaller elements of C, or an epilogue that takes less shared memory.
+                if tile.stages == 2:
+                    raise
+                tile = replace(tile, stages=tile.stages - 1)
 
     def build(self, case: Gemm, device: Device, tile: Tile) -> Program:
         """The case with the given tile, to be tuned."""
