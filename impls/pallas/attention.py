@@ -54,28 +54,43 @@ class MosaicGpu(Implementation):
     def prepare(self, case: Case, device: Device) -> Program:
         """Lowers and compiles the case."""
         assert isinstance(case, Attention)
+        choose = (
+            tiling.backward if case.direction != "fwd" else tiling.decode if tiling.decodes(case) else tiling.attention
+        )
+        chosen, source = choose(case, device.name)
+        program = self.build(case, device, chosen)
+        program.config |= tiling.record(chosen, source)
+        return program
+
+    def space(self, case: Case) -> list[Any]:
+        """Tilings worth a look."""
+        return tiling.space(case)
+
+    def build(self, case: Case, device: Device, choice: Any) -> Program:
+        """The case by a tiling; a backward pass by the forward pass's own."""
+        assert isinstance(case, Attention)
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
         from impls.pallas.kernels import mosaic_attention, mosaic_backward, mosaic_decode
         from impls.pallas.kernels.program import Compiled, multiprocessors
 
         interpret = plgpu.InterpretGPUParams() if device.kind == "cpu" else None
-        if case.direction != "fwd":
-            forward, source = tiling.attention(replace(case, direction="fwd"), device.name)
-            backward = tiling.backward(case, device.name)
-            config = {"forward": tiling.record(forward, source), **tiling.record(*backward)}
-            attend = mosaic_attention.function(case, forward, interpret, residuals=True)
-            differentiate = mosaic_backward.function(case, backward[0], interpret)
-            if case.direction == "fwdbwd":
-                return Compiled(case, device, _both(attend, differentiate), config)
-            return Compiled(case, device, differentiate, config, before=_residuals(attend))
-        if tiling.decodes(case):
-            shares, source = tiling.decode(case, device.name)
-            function = mosaic_decode.function(case, shares, multiprocessors(), interpret)
-            return Compiled(case, device, function, tiling.record(shares, source))
-        chosen, source = tiling.attention(case, device.name)
-        function = mosaic_attention.function(case, chosen, interpret)
-        return Compiled(case, device, function, tiling.record(chosen, source))
+        if case.direction == "fwd":
+            if tiling.decodes(case):
+                function = mosaic_decode.function(case, choice, multiprocessors(), interpret)
+            else:
+                function = mosaic_attention.function(case, choice, interpret)
+            return Compiled(case, device, function, {})
+        forward, source = tiling.attention(replace(case, direction="fwd"), device.name)
+        config = {"forward": tiling.record(forward, source)}
+        attend = mosaic_attention.function(case, forward, interpret, residuals=True)
+        differentiate = mosaic_backward.function(case, choice, interpret)
+        if case.direction == "fwdbwd":
+            return Compiled(case, device, _both(attend, differentiate), config)
+        return Compiled(case, device, differentiate, config, before=_residuals(attend))
+
+    def compile_ahead(self, case: Case, choice: Any, arch: str) -> None:
+        """Nothing: a kernel is compiled with its program, in a second, and JAX keeps none for another process."""
 
 
 class Triton(Implementation):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from impls.contract import Device, Implementation, Program
 from impls.pallas import tiling, vmem
@@ -50,15 +50,28 @@ class MosaicGpu(Implementation):
     def prepare(self, case: Case, device: Device) -> Program:
         """Lowers and compiles the case."""
         assert isinstance(case, Gemm)
+        chosen, source = tiling.gemm(case, device.name)
+        program = self.build(case, device, chosen)
+        program.config |= tiling.record(chosen, source)
+        return program
+
+    def space(self, case: Case) -> list[Any]:
+        """Tilings worth a look."""
+        return tiling.space(case)
+
+    def build(self, case: Case, device: Device, choice: Any) -> Program:
+        """The case by a tiling."""
+        assert isinstance(case, Gemm)
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
         from impls.pallas.kernels import mosaic_gemm
         from impls.pallas.kernels.program import Compiled, multiprocessors
 
-        chosen, source = tiling.gemm(case, device.name)
         interpret = plgpu.InterpretGPUParams() if device.kind == "cpu" else None
-        function = mosaic_gemm.function(case, chosen, multiprocessors(), interpret)
-        return Compiled(case, device, function, tiling.record(chosen, source))
+        return Compiled(case, device, mosaic_gemm.function(case, choice, multiprocessors(), interpret), {})
+
+    def compile_ahead(self, case: Case, choice: Any, arch: str) -> None:
+        """Nothing: a kernel is compiled with its program, in a second, and JAX keeps none for another process."""
 
 
 class Triton(Implementation):

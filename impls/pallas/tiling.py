@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from impls.workloads.attention import Attention
+from impls.workloads.base import Case, parse_case
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
 _TUNED = Path(__file__).parent / "tuned"
+_NAME = "pallas.mosaic_gpu"
 #: Shared memory a block of an H100 or H200 may have: 227 KiB (CUDA C++ programming guide, compute capability 9.0).
 SHARED_BYTES = 227 * 1024
 #: Rows of C that are few: they fill no tile, and time goes into reading B.
@@ -26,8 +29,16 @@ FEW = 64
 _SMALL_BYTES = 2048
 
 
+class _Choice:
+    """What every tiling has in common."""
+
+    def config(self) -> dict[str, Any]:
+        """As the tuned file and a record keep it."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
 @dataclass(frozen=True)
-class GemmTiling:
+class GemmTiling(_Choice):
     """Tiles of a GEMM.
 
     Attributes:
@@ -90,7 +101,7 @@ class GemmTiling:
 
 
 @dataclass(frozen=True)
-class AttentionTiling:
+class AttentionTiling(_Choice):
     """Tiles of a forward pass.
 
     Attributes:
@@ -112,7 +123,7 @@ class AttentionTiling:
 
 
 @dataclass(frozen=True)
-class TritonGemmTiling:
+class TritonGemmTiling(_Choice):
     """Tiles of a GEMM by the older lowering: rows and columns of C, of K a step; rows of tiles in a group."""
 
     rows: int = 128
@@ -124,7 +135,7 @@ class TritonGemmTiling:
 
 
 @dataclass(frozen=True)
-class TritonAttentionTiling:
+class TritonAttentionTiling(_Choice):
     """Tiles of a forward pass by the older lowering: queries of a program, keys of a step."""
 
     rows: int = 128
@@ -165,7 +176,7 @@ def whole_tiles(case: Gemm) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class DecodeTiling:
+class DecodeTiling(_Choice):
     """Tiles of a forward pass of one query.
 
     Attributes:
@@ -191,7 +202,7 @@ class DecodeTiling:
 
 
 @dataclass(frozen=True)
-class BackwardTiling:
+class BackwardTiling(_Choice):
     """Tiles of a backward pass: queries of one step, steps that are loaded ahead. A block has 128 keys.
 
     Heads of 64 need 128 queries, of which each of two warpgroups takes half for dQ.
@@ -213,48 +224,49 @@ def decodes(case: Attention) -> bool:
 
 def backward(case: Attention, device_name: str) -> tuple[BackwardTiling, str]:
     """The tiling of a backward pass and where it comes from."""
-    for name, one in _section(device_name, "backward").items():
-        found = Attention.parse(name.partition(":")[2])
-        if (found.d, found.mask) == (case.d, case.mask):
-            return BackwardTiling(**one["tiling"]), f"tuned for {name}"
+    for tuned, tiling in _kept(device_name, BackwardTiling).items():
+        if (tuned.d, tuned.mask) == (case.d, case.mask):
+            return tiling, _source(case, tuned)
     return BackwardTiling(queries=128 if case.d < 128 else 64), "untuned"
 
 
 def decode(case: Attention, device_name: str) -> tuple[DecodeTiling, str]:
     """The tiling of a case of one query and where it comes from."""
-    kept = _section(device_name, "decode")
-    if case.id in kept:
-        return DecodeTiling(**kept[case.id]["tiling"]), "tuned"
-    stages = max(s for s in range(2, 9) if DecodeTiling(stages=s).shared_bytes(case) <= SHARED_BYTES or s == 2)
+    kept = _kept(device_name, DecodeTiling)
+    if case in kept:
+        return kept[case], "tuned"
+    stages = max(s for s in range(2, 7) if DecodeTiling(stages=s).shared_bytes(case) <= SHARED_BYTES or s == 2)
     # Some four pieces of work for each of a large GPU's multiprocessors, of at least four steps.
     shares = max(1, min(-(-4 * 132 // (case.batch * case.hkv)), case.sk // (4 * 64)))
-    return DecodeTiling(stages=min(stages, 6), shares=shares), "untuned"
+    return DecodeTiling(stages=stages, shares=shares), "untuned"
 
 
 def gemm(case: Gemm, device_name: str) -> tuple[GemmTiling, str]:
     """The tiling of a case and where it comes from: ``tuned``, ``tuned for <case>`` or ``untuned``."""
-    kept = {name: GemmTiling(**one["tiling"]) for name, one in _section(device_name, "gemm").items()}
-    if case.id in kept:
-        return kept[case.id], "tuned"
+    kept = _kept(device_name, GemmTiling)
+    if case in kept:
+        return kept[case], "tuned"
     near = None if case.m <= FEW else _nearest(case, kept)
     if near is not None and kept[near].shared_bytes(case) <= SHARED_BYTES:
-        return kept[near], f"tuned for {near}"
+        return kept[near], _source(case, near)
     return _untuned_gemm(case), "untuned"
 
 
 def attention(case: Attention, device_name: str) -> tuple[AttentionTiling, str]:
-    """The tiling of a case and where it comes from."""
-    kept = _section(device_name, "attention")
-    for name, one in kept.items():
-        found = Attention.parse(name.partition(":")[2])
-        if (found.d, found.mask, found.direction) == (case.d, case.mask, case.direction):
-            return AttentionTiling(**one["tiling"]), "tuned" if found == case else f"tuned for {name}"
+    """The tiling of a forward pass and where it comes from."""
+    for tuned, tiling in _kept(device_name, AttentionTiling).items():
+        if (tuned.d, tuned.mask) == (case.d, case.mask):
+            return tiling, _source(case, tuned)
     return AttentionTiling(keys=64 if case.d > 128 else 128), "untuned"
 
 
-def record(tiling: Any, source: str) -> dict[str, Any]:
+def _source(case: Case, tuned: Case) -> str:
+    return "tuned" if case == tuned else f"tuned for {tuned.id}"
+
+
+def record(tiling: _Choice, source: str) -> dict[str, Any]:
     """For a program's ``config``."""
-    return {**asdict(tiling), "tiling": source}
+    return {**tiling.config(), "tiling": source}
 
 
 def tuned_file(device_name: str) -> Path:
@@ -263,32 +275,81 @@ def tuned_file(device_name: str) -> Path:
 
 
 @cache
-def _section(device_name: str, workload: str) -> dict[str, Any]:
+def _kept(device_name: str, kind: Any) -> dict[Any, Any]:
+    """Tuned case -> tiling, of one kind of tilings."""
     file = tuned_file(device_name)
-    found: dict[str, Any] = json.loads(file.read_text()).get(workload, {}) if file.is_file() else {}
-    return found
+    chosen = json.loads(file.read_text())["choices"].get(_NAME, {}) if file.is_file() else {}
+    cases = {parse_case(name): one["choice"] for name, one in chosen.items()}
+    return {case: kind(**choice) for case, choice in cases.items() if _kind(case) is kind}
 
 
-def _nearest(case: Gemm, kept: dict[str, GemmTiling]) -> str | None:
+def _kind(case: Case) -> Any:
+    """The tilings of a case's kernel."""
+    if isinstance(case, Gemm):
+        return GemmTiling
+    assert isinstance(case, Attention)
+    if case.direction != "fwd":
+        return BackwardTiling
+    return DecodeTiling if decodes(case) else AttentionTiling
+
+
+def space(case: Case) -> list[Any]:
+    """Tilings worth a look on Hopper: what fits, of the shapes that were not far from the best."""
+    return [tiling for tiling in _space(case) if tiling.shared_bytes(case) <= SHARED_BYTES]
+
+
+def _space(case: Case) -> Iterator[Any]:
+    if isinstance(case, Gemm):
+        yield from _gemm_space(case)
+        return
+    assert isinstance(case, Attention)
+    kind = _kind(case)
+    if kind is BackwardTiling:
+        yield from (kind(queries, stages) for queries in (64, 128) for stages in (1, 2, 3))
+    elif kind is DecodeTiling:
+        # Shares that leave between one and some nine pieces of work to each of 132 multiprocessors.
+        shares = {max(1, round(n * 132 / (case.batch * case.hkv))) for n in (1, 2, 4, 6, 8, 9)}
+        yield from (kind(keys, stages, n) for keys in (64, 128) for stages in (2, 3, 4, 6) for n in sorted(shares))
+    else:
+        rows = (64, 128) if case.d == 64 else (64,)
+        yield from (kind(r, keys, stages) for r in rows for keys in (64, 128, 192, 256) for stages in (1, 2, 3))
+
+
+def _gemm_space(case: Gemm) -> Iterator[GemmTiling]:
+    depth = 128 // dtype(case.dtype).bytes
+    if case.m <= FEW:
+        few = _untuned_gemm(case)
+        for steps, stages in ((1, 8), (1, 12), (2, 4), (2, 6), (2, 8), (4, 3), (4, 4)):
+            yield replace(few, depth=steps * depth, stages=stages)
+        yield replace(few, consumers=2, stages=4)
+        yield replace(few, cluster=2)
+        return
+    # Sums kept apart need registers for two accumulators.
+    apart = case.dtype == "f8e4m3" and case.acc == "f32"
+    shapes = ((64, 128), (64, 192), (64, 256)) if apart else ((64, 256), (128, 128))
+    for rows, cols in shapes:
+        for along in ("m", "n"):
+            for cluster, shares in ((1, "a"), (2, "a"), (2, "b")):
+                for minor, width in ((1, 8), (1, 4), (1, 16), (0, 8)):
+                    for stages in (3, 4):
+                        yield GemmTiling(rows, cols, depth, stages, 2, along, cluster, shares, minor, width)
+
+
+def _nearest(case: Gemm, kept: Iterable[Gemm]) -> Gemm | None:
     """The tuned case of as wide operands, summed alike, that is nearest in the logarithms of its sizes.
 
     Another layout or another epilogue puts a case one step further away, as a size twice as large does.
     """
 
-    def apart(name: str) -> float:
-        other = Gemm.parse(name.partition(":")[2])
-        if (dtype(other.dtype).bytes, other.acc, other.out == "f32") != (
-            dtype(case.dtype).bytes,
-            case.acc,
-            case.out == "f32",
-        ):
-            return math.inf
+    def alike(one: Gemm) -> tuple[int, str, bool]:
+        return dtype(one.dtype).bytes, one.acc, one.out == "f32"
+
+    def apart(other: Gemm) -> float:
         pairs = ((other.m, case.m), (other.n, case.n), (other.k, case.k))
         unlike = (other.layout != case.layout) + (other.epilogue != case.epilogue)
         return unlike + sum(abs(math.log2(x / y)) for x, y in pairs)
 
-    best = min(kept, key=apart, default=None)
-    return best if best is not None and apart(best) < math.inf else None
+    return min((other for other in kept if alike(other) == alike(case) and other.m > FEW), key=apart, default=None)
 
 
 def _untuned_gemm(case: Gemm) -> GemmTiling:

@@ -74,6 +74,10 @@ class Compiled(Program):
         """New copies: jax's arrays are immutable."""
         return self.load(inputs)
 
+    def over(self, loaded: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """A set that another program of the case has loaded: it holds nothing of a program's own."""
+        return loaded
+
     def run(self, loaded: dict[str, jax.Array]) -> Any:
         """The outputs; on a CPU complete."""
         result = self._call(**loaded)
