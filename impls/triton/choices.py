@@ -154,8 +154,10 @@ def fitted(variant: str, tile: Tile, case: Gemm) -> Tile:
         tile = replace(tile, tma=False)
     if variant == "persistent_tma_ws":
         return tile
-    bm = min(tile.bm, max(16, 1 << (case.m - 1).bit_length()))
-    bn = min(tile.bn, max(32, 1 << (case.n - 1).bit_length()))
+    # Elements that must be loaded one by one take a register each on their way: 128 x 256 of them would spill.
+    most = 256 if aligned(case) else 128
+    bm = min(tile.bm, max(16, 1 << (case.m - 1).bit_length()), most)
+    bn = min(tile.bn, max(32, 1 << (case.n - 1).bit_length()), most)
     # A part of K has two steps at least.
     split = min(tile.split, 1 << max(0, (case.k // (2 * tile.bk)).bit_length() - 1))
     by_rows = tile.by_rows and bm >= 64 and (case.dtype, case.acc) == ("f8e4m3", "f32")

@@ -60,6 +60,7 @@ class Tiled(Implementation):
         from impls.triton.kernels.program import LaunchedProgram
 
         tile, origin = choose(self.name, case, device.name)
+        tile = replace(tile, tma=tile.tma and capability(device) >= 90)
         while True:
             try:
                 return LaunchedProgram(case, device, self._bind(case, tile), {"tile": tile.config(), "choice": origin})

@@ -19,16 +19,15 @@ def grouped(
     b,
     c,
     sizes,
-    m,
     n,
     k,
-    stride_bk,
-    stride_bn,
     GROUPS: tl.constexpr,
     LANES: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    UN: tl.constexpr,
+    UK: tl.constexpr,
     GROUP: tl.constexpr,
     FLATTEN: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -44,10 +43,11 @@ def grouped(
         a, b: pointers; with TMA descriptors of A (M, K) and B (groups, ...) with tiles of theirs.
         c: pointer; a tile may end within the next group's rows, which are then left out.
         sizes: rows of each group, (GROUPS,) i32.
-        m: all rows.
+        n, k: divided by UN and UK, see ``gemm_pointer``.
         LANES: the next power of two from GROUPS.
         WHOLE, WHOLE_K: N, K are whole numbers of tiles.
     """
+    n, k = n * UN, k * UK
     lanes = tl.arange(0, LANES)
     heights = tl.load(sizes + lanes, mask=lanes < GROUPS, other=0)
     tiles_n = tl.cdiv(n, BN)
@@ -95,12 +95,11 @@ def grouped(
                 top + height,
                 n,
                 k,
-                1,
-                stride_bk,
-                stride_bn,
                 BM,
                 BN,
                 BK,
+                False,
+                B_TRANSPOSED,
                 False,
                 WHOLE_K,
                 PRECISION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import cache
 from typing import Any
@@ -67,11 +68,15 @@ def _common(case: Gemm, tile: Tile) -> dict[str, Any]:
     }
 
 
-def _strides(case: Gemm) -> dict[str, int]:
-    """Elements from one row and column of A and B to the next."""
-    am, ak = (case.k, 1) if case.layout[0] == "n" else (1, case.m)
-    bk, bn = (case.n, 1) if case.layout[1] == "n" else (1, case.k)
-    return {"stride_am": am, "stride_ak": ak, "stride_bk": bk, "stride_bn": bn}
+def _in_units(**sizes: int) -> dict[str, int]:
+    """Each size over the largest power of two up to 16 that divides it, and that power: ``n`` and ``UN``."""
+    units = {name: math.gcd(16, size) for name, size in sizes.items()}
+    return {n: sizes[n] // unit for n, unit in units.items()} | {f"U{n.upper()}": unit for n, unit in units.items()}
+
+
+def _transposed(case: Gemm) -> dict[str, bool]:
+    """How A and B are stored."""
+    return {"A_TRANSPOSED": case.layout[0] == "t", "B_TRANSPOSED": case.layout[1] == "t"}
 
 
 def _programs(tile: Tile, tiles: int) -> tuple[int]:
@@ -85,10 +90,8 @@ def _by_pointers(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> Work
         "b": tensors["B"],
         "c": tensors["C"],
         "addend": _addend(tensors),
-        "m": case.m,
-        "n": case.n,
-        "k": case.k,
-        **_strides(case),
+        **_in_units(m=case.m, n=case.n, k=case.k),
+        **_transposed(case),
         **_common(case, tile),
         "WHOLE_K": case.k % (tile.bk * tile.split) == 0,
     }
@@ -103,13 +106,7 @@ def _by_pointers(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> Work
         where = tensors["C"].device
         arguments["partial"] = torch.empty(max(1, tiles * parts * tile.bm * tile.bn), dtype=kind, device=where)
         arguments["arrived"] = torch.zeros(tiles, dtype=torch.int32, device=where)
-        a_transposed, b_transposed = (stored == "t" for stored in case.layout)
-        arguments |= {
-            "SPLIT": tile.split,
-            "TMA": tile.tma,
-            "A_TRANSPOSED": a_transposed,
-            "B_TRANSPOSED": b_transposed,
-        }
+        arguments |= {"SPLIT": tile.split, "TMA": tile.tma}
         if tile.tma:
             arguments |= _operands(case, tile, tensors, stacked=True)
         grid = (tiles * tile.split,)
@@ -138,7 +135,6 @@ def stacks(case: Gemm, tile: Tile) -> bool:
 
 def _by_descriptors(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> Work:
     tiles = case.batch * triton.cdiv(case.m, tile.bm) * triton.cdiv(case.n, tile.bn)
-    a_transposed, b_transposed = (stored == "t" for stored in case.layout)
     arguments = {
         "a": tensors["A"],
         "b": tensors["B"],
@@ -149,8 +145,7 @@ def _by_descriptors(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> W
         "n": case.n,
         "k": case.k,
         **_common(case, tile),
-        "A_TRANSPOSED": a_transposed,
-        "B_TRANSPOSED": b_transposed,
+        **_transposed(case),
     }
     if variant == "persistent_tma":
         stacked = stacks(case, tile)
@@ -174,7 +169,6 @@ def _grouped(case: Gemm, tile: Tile, tensors: Tensors) -> Work:
         b = _described(b, *((tile.bn, tile.bk) if transposed else (tile.bk, tile.bn)), stacked=False)
     constants = _common(case, tile)
     del constants["EPILOGUE"]
-    strides = _strides(case)
     # As many tiles as there could be: how long the groups are the device knows.
     most = (triton.cdiv(case.m, tile.bm) + len(case.groups)) * triton.cdiv(case.n, tile.bn)
     arguments = {
@@ -182,11 +176,7 @@ def _grouped(case: Gemm, tile: Tile, tensors: Tensors) -> Work:
         "b": b,
         "c": tensors["C"],
         "sizes": tensors["group_sizes"],
-        "m": case.m,
-        "n": case.n,
-        "k": case.k,
-        "stride_bk": strides["stride_bk"],
-        "stride_bn": strides["stride_bn"],
+        **_in_units(n=case.n, k=case.k),
         "GROUPS": len(case.groups),
         "LANES": triton.next_power_of_2(len(case.groups)),
         **constants,

@@ -2,6 +2,9 @@
 
 ``tiled`` gives every tile a program of its own, ``persistent`` a few programs per multiprocessor many tiles each,
 ``split_k`` several programs one tile.
+
+M, N and K come divided by powers of two (UM, UN, UK). The compiler, which by itself looks for multiples of 16 only,
+then knows what divides the lengths of rows, and so where it may load 16 bytes at a time.
 """
 
 from __future__ import annotations
@@ -23,35 +26,38 @@ def product_by_pointers(
     last,
     m,
     n,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
+    k,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
     WHOLE: tl.constexpr,
     WHOLE_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Sum over k from ``first`` to ``last`` of A[rows, k] B[k, columns]; what lies beyond M, N and ``last`` is zero."""
+    """Sum over k from ``first`` to ``last`` of A[rows, k] B[k, columns]; what lies beyond M, N and ``last`` is zero.
+
+    A is stored (M, K) or, A_TRANSPOSED, (K, M); B is stored (K, N) or (N, K).
+    """
     acc = start(BM, BN, PRECISION)
     ks = tl.arange(0, BK)
-    a_at = a + rows[:, None] * stride_am + (first + ks)[None, :].to(rows.dtype) * stride_ak
-    b_at = b + (first + ks)[:, None].to(rows.dtype) * stride_bk + columns[None, :].to(rows.dtype) * stride_bn
-    for k in tl.range(first, last, BK):
+    down, along = (first + ks)[:, None].to(rows.dtype), (first + ks)[None, :].to(rows.dtype)
+    a_at = a + (rows[:, None] + along * m if A_TRANSPOSED else rows[:, None] * k + along)
+    b_at = b + (down + columns[None, :].to(rows.dtype) * k if B_TRANSPOSED else down * n + columns[None, :])
+    for i in tl.range(first, last, BK):
         if WHOLE and WHOLE_K:
             a_tile, b_tile = tl.load(a_at), tl.load(b_at)
         elif WHOLE_K:
             a_tile = tl.load(a_at, mask=(rows < m)[:, None], other=0.0)
             b_tile = tl.load(b_at, mask=(columns < n)[None, :], other=0.0)
         else:
-            within = ks < last - k
+            within = i + ks < last
             a_tile = tl.load(a_at, mask=(rows < m)[:, None] & within[None, :], other=0.0)
             b_tile = tl.load(b_at, mask=within[:, None] & (columns < n)[None, :], other=0.0)
         acc = step(a_tile, b_tile, acc, PRECISION)
-        a_at += BK * stride_ak
-        b_at += BK * stride_bk
+        a_at += BK * m if A_TRANSPOSED else BK
+        b_at += BK if B_TRANSPOSED else BK * n
     return acc
 
 
@@ -64,13 +70,14 @@ def tiled(
     m,
     n,
     k,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    UM: tl.constexpr,
+    UN: tl.constexpr,
+    UK: tl.constexpr,
     GROUP: tl.constexpr,
     WHOLE: tl.constexpr,
     WHOLE_K: tl.constexpr,
@@ -79,6 +86,7 @@ def tiled(
     EPILOGUE: tl.constexpr,
 ):
     """One tile of C. WIDE: offsets need 64 bits."""
+    m, n, k = m * UM, n * UN, k * UK
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(tl.int64)
     tile_m, tile_n = raster(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
@@ -94,13 +102,12 @@ def tiled(
         k,
         m,
         n,
-        stride_am,
-        stride_ak,
-        stride_bk,
-        stride_bn,
+        k,
         BM,
         BN,
         BK,
+        A_TRANSPOSED,
+        B_TRANSPOSED,
         WHOLE,
         WHOLE_K,
         PRECISION,
@@ -121,13 +128,14 @@ def persistent(
     m,
     n,
     k,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    UM: tl.constexpr,
+    UN: tl.constexpr,
+    UK: tl.constexpr,
     GROUP: tl.constexpr,
     FLATTEN: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -137,6 +145,7 @@ def persistent(
     EPILOGUE: tl.constexpr,
 ):
     """Every n-th tile of C, n being the number of programs."""
+    m, n, k = m * UM, n * UN, k * UK
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
     for tile in tl.range(tl.program_id(0), batches * tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
         batch = (tile // (tiles_m * tiles_n)).to(tl.int64)
@@ -153,13 +162,12 @@ def persistent(
             k,
             m,
             n,
-            stride_am,
-            stride_ak,
-            stride_bk,
-            stride_bn,
+            k,
             BM,
             BN,
             BK,
+            A_TRANSPOSED,
+            B_TRANSPOSED,
             WHOLE,
             WHOLE_K,
             PRECISION,
@@ -182,21 +190,20 @@ def split_k(
     m,
     n,
     k,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    UM: tl.constexpr,
+    UN: tl.constexpr,
+    UK: tl.constexpr,
     SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
     WHOLE: tl.constexpr,
     WHOLE_K: tl.constexpr,
     WIDE: tl.constexpr,
     TMA: tl.constexpr,
-    A_TRANSPOSED: tl.constexpr,
-    B_TRANSPOSED: tl.constexpr,
     PRECISION: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
@@ -207,6 +214,7 @@ def split_k(
         partial: sums, (tiles, SPLIT, BM, BN) in the accumulator's type.
         arrived: how many programs of a tile have left their sums, (tiles,) i32; zeros before and after.
     """
+    m, n, k = m * UM, n * UN, k * UK
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
     tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     batch = (tile // (tiles_m * tiles_n)).to(tl.int64)
@@ -248,13 +256,12 @@ def split_k(
             last,
             m,
             n,
-            stride_am,
-            stride_ak,
-            stride_bk,
-            stride_bn,
+            k,
             BM,
             BN,
             BK,
+            A_TRANSPOSED,
+            B_TRANSPOSED,
             WHOLE,
             WHOLE_K,
             PRECISION,
