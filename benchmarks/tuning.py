@@ -273,7 +273,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, help="candidates per implementation and case (default all)")
     parser.add_argument("--out", type=Path, help="file to write in place of the stack's")
     parser.add_argument("case", nargs="*", help="cases in place of the file's")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()  # cases may come after the options
     begin = time.monotonic()
     end = begin + arguments.seconds
     device = machine.device("cuda")
