@@ -8,6 +8,9 @@ which is the faster in f32 (impls/blas/gemm.py): ``max_autotune`` races it as an
 copied into Inductor's buffer, and ``torch_compile.linear`` calls it by an operator of its own. A product written as a
 batch of one does reach the template, which takes 1.9 to 2.8 times as long as MKL (1024^3, f32).
 
+Speed beside ``blas.default``, which calls the inner product itself (1024^3, f32, two cores of an AMD Zen 4, 30 rounds,
+A/A 0.7 %): ``linear`` 0.97, ``max_autotune`` 0.94, ``default`` 0.89, which is MKL's product.
+
 On a GPU the operators are others (gpu), and the product is cuBLAS's except where ``max_autotune`` finds one of its
 Triton templates faster when it compiles, with the epilogue fused into it.
 """
