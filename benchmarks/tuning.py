@@ -252,7 +252,7 @@ def tuned_file(stack: str, device_name: str) -> Path:
 
 
 def keep(path: Path, device: Device, versions: dict[str, str], name: str, case_id: str, result: dict[str, Any]) -> None:
-    """Write one result into the file; what was chosen with other versions of the library is dropped."""
+    """Write one result into the file; what was chosen with another version of the library is dropped."""
     kept: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     if kept.get("versions") != versions:
         kept = {"device": device.name, "versions": versions, "regime": "burst", "choices": {}}
@@ -285,14 +285,15 @@ def main() -> None:
     print(f"{candidates} candidates compiled in {time.monotonic() - begin:.0f} s, {len(failed)} failed", flush=True)
     for why, count in Counter(failed.values()).most_common(5):
         print(f"  {count} times {why[:160]}")
-    versions = reported_versions(arguments.stack, "cuda")
+    # The library that the kernels are written in: env.toml names it first.
+    library, version = next(iter(reported_versions(arguments.stack, "cuda").items()))
     for case in dict.fromkeys(j.case for j in todo):
         if time.monotonic() > end:
             break
         bench = Bench(case, device)
         for job in todo:
             if job.case == case and (one := search(job, bench, failed, end)) is not None:
-                keep(path, device, versions, job.implementation.name, case.id, one)
+                keep(path, device, {library: version}, job.implementation.name, case.id, one)
                 speed = one["baseline_us"] / one["time_us"]
                 counts = f"{one['tried']} tried, {one['wrong']} wrong, {one['seconds']} s"
                 print(
