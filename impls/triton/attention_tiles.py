@@ -45,14 +45,12 @@ class Tiles:
         block_n: keys of a block.
         warps: warps of a program.
         stages: blocks that are loaded ahead, the one in use included.
-        ahead: a block's scores are computed before the block before is done with (``forward_tma`` only).
     """
 
     block_m: int
     block_n: int
     warps: int
     stages: int
-    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def shared_bytes(kernel: str, tiles: Tiles, d: int, element: int) -> int:
         return 2 * n + 2 * m * tiles.stages
     if kernel.startswith("backward_q"):
         return 2 * m + 2 * n * tiles.stages
-    return m + 2 * n * tiles.stages + (n if tiles.ahead else 0)
+    return m + 2 * n * tiles.stages
 
 
 def space(kernel: str, case: Attention, arch: str) -> list[Tiles]:
@@ -128,10 +126,9 @@ def space(kernel: str, case: Attention, arch: str) -> list[Tiles]:
     found = []
     for m, n, warps in blocks:
         limit = SHARED_BYTES[arch] // (2 if warps == 4 and kernel != "decode" else 1)
-        for ahead in (False, True) if kernel == "forward_tma" else (False,):
-            options = (Tiles(m, n, warps, stages, ahead) for stages in range(most_stages, 1, -1))
-            fitting = [t for t in options if shared_bytes(kernel, t, case.d, dtype(case.dtype).bytes) <= limit]
-            found += fitting[: 1 if kernel.startswith("backward") or head <= 64 else 2]
+        options = (Tiles(m, n, warps, stages) for stages in range(most_stages, 1, -1))
+        fitting = [t for t in options if shared_bytes(kernel, t, case.d, dtype(case.dtype).bytes) <= limit]
+        found += fitting[: 1 if kernel.startswith("backward") or head <= 64 else 2]
     return found
 
 
@@ -141,7 +138,7 @@ def choose(kernel: str, case: Attention, device: Device) -> tuple[Tiles, str]:
     The interpreter gets small tiles, so that small cases have several.
     """
     if device.kind == "cpu":
-        return Tiles(64, 32, 4, 2, ahead=case.d <= 64), "simulated"
+        return Tiles(64, 32, 4, 2), "simulated"
     about = tuned_as(kernel, case)
     found = choices.nearest(IMPLEMENTATIONS[kernel], about, device.name, _alike, _sizes)
     if found and kernel in found[1]:
@@ -177,14 +174,14 @@ def _rule(kernel: str, case: Attention) -> Tiles:
     if kernel == "decode":
         return Tiles(16, 128, 4, 3)
     if kernel == "forward":
-        return Tiles(128, 64 if wide else 128, 8, 3)
+        return Tiles(128, 64, 8, 2) if wide else Tiles(256, 64, 16, 3)
     if kernel == "forward_tma":
-        return Tiles(128, 64, 8, 4)
+        return Tiles(128, 64, 8, 2) if wide else Tiles(128, 128, 8, 3)
     if kernel.startswith("backward_q"):
-        return Tiles(128, 32 if wide else 64, 8, 3)
+        return Tiles(128, 32, 8, 3) if wide else Tiles(128, 64, 8, 4)
     if wide:
         return Tiles(64, 64, 8, 2)
-    return Tiles(64, 64, 4, 2) if kernel == "backward_kv_tma" else Tiles(32, 64, 4, 3)
+    return Tiles(64, 64, 4, 2) if kernel == "backward_kv_tma" else Tiles(64, 128, 8, 3)
 
 
 def _fitted(kernel: str, tiles: Tiles, case: Attention, arch: str) -> Tiles:
@@ -194,7 +191,7 @@ def _fitted(kernel: str, tiles: Tiles, case: Attention, arch: str) -> Tiles:
     elif kernel.startswith("forward") or kernel.startswith("backward_q"):
         rows = max(16, _power(case.sq * (case.group if packed(kernel, case) else 1)))
         if rows < tiles.block_m:
-            tiles = replace(tiles, block_m=rows, warps=4, ahead=False)
+            tiles = replace(tiles, block_m=rows, warps=max(4, tiles.warps * rows // tiles.block_m))
     limit = SHARED_BYTES.get(arch, SHARED_BYTES["sm_90"])
     for smaller in (
         *(replace(tiles, stages=stages) for stages in range(tiles.stages, 1, -1)),

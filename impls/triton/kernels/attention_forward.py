@@ -164,37 +164,29 @@ def forward(
 
 @triton.jit
 def _walk_tma(
-    acc, total, top, scores, q, k_desc, v_desc, entry, head, begin, end, position, sk, window, factor,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+    acc, total, top, q, k_desc, v_desc, entry, head, begin, end, position, sk, window, factor,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``_absorb`` over keys [begin, end), K and V through descriptors.
-
-    With AHEAD ``scores`` are those of the first block, and the next block's are computed before they are used.
-    """
+    """``_absorb`` over keys [begin, end), K and V through descriptors."""
     offset = tl.arange(0, BLOCK_N)
     for start in range(begin, end, BLOCK_N):
-        k = k_desc.load([entry, head, start + BLOCK_N if AHEAD else start, 0]).reshape(BLOCK_N, BLOCK_D)
+        k = k_desc.load([entry, head, start, 0]).reshape(BLOCK_N, BLOCK_D)
         v = v_desc.load([entry, head, start, 0]).reshape(BLOCK_N, BLOCK_D)
-        computed = tl.dot(q, k.T, input_precision=PRECISION)
-        if not AHEAD:
-            scores = computed
+        scores = tl.dot(q, k.T, input_precision=PRECISION)
         key = start + offset
         acc, total, top = _absorb(acc, total, top, scores, v, position, key, sk, window, factor, MASK, PRECISION)
-        scores = computed
-    return acc, total, top, scores
+    return acc, total, top
 
 
 @triton.jit
 def forward_tma(
     q_desc, k_desc, v_desc, o_ptr, lse_ptr, hq, hkv, sq, sk, lse_row, window, factor,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASK: tl.constexpr, KEEP_LSE: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+    MASK: tl.constexpr, KEEP_LSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """As ``forward``, without shares and packing; descriptors are (B, H, S, D) with boxes (1, 1, BLOCK, BLOCK_D).
 
-    What lies beyond the keys or beyond D arrives as zeros. With AHEAD the tensor cores compute the scores of a block
-    while those of the block before are exponentiated; of the last block's successor they are thrown away.
-    Grid: tiles of queries, heads, batch.
+    What lies beyond the keys or beyond D arrives as zeros. Grid: tiles of queries, heads, batch.
     """
     tiles = tl.cdiv(sq, BLOCK_M)
     index = tl.program_id(0)
@@ -215,23 +207,18 @@ def forward_tma(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], LOWEST, tl.float32)
-    if AHEAD:
-        k = k_desc.load([entry, kv, begin, 0]).reshape(BLOCK_N, BLOCK_D)
-        scores = tl.dot(q, k.T, input_precision=PRECISION)
-    else:
-        scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if MASK == "window":
-        acc, total, top, scores = _walk_tma(
-            acc, total, top, scores, q, k_desc, v_desc, entry, kv, begin, tl.minimum(whole_begin, end),
-            position, sk, window, factor, BLOCK_D, BLOCK_N, MASK, AHEAD, PRECISION,
+        acc, total, top = _walk_tma(
+            acc, total, top, q, k_desc, v_desc, entry, kv, begin, tl.minimum(whole_begin, end),
+            position, sk, window, factor, BLOCK_D, BLOCK_N, MASK, PRECISION,
         )  # fmt: skip
-    acc, total, top, scores = _walk_tma(
-        acc, total, top, scores, q, k_desc, v_desc, entry, kv, whole_begin, whole_end,
-        position, sk, window, factor, BLOCK_D, BLOCK_N, "none", AHEAD, PRECISION,
+    acc, total, top = _walk_tma(
+        acc, total, top, q, k_desc, v_desc, entry, kv, whole_begin, whole_end,
+        position, sk, window, factor, BLOCK_D, BLOCK_N, "none", PRECISION,
     )  # fmt: skip
-    acc, total, top, scores = _walk_tma(
-        acc, total, top, scores, q, k_desc, v_desc, entry, kv, whole_end, end,
-        position, sk, window, factor, BLOCK_D, BLOCK_N, MASK, AHEAD, PRECISION,
+    acc, total, top = _walk_tma(
+        acc, total, top, q, k_desc, v_desc, entry, kv, whole_end, end,
+        position, sk, window, factor, BLOCK_D, BLOCK_N, MASK, PRECISION,
     )  # fmt: skip
 
     o = acc / total[:, None]

@@ -147,7 +147,6 @@ def _forward_tma(case: Attention, tile: Tiles, tensors: Tensors, o: torch.Tensor
         "D": case.d,
         "BLOCK_D": padded_head(case.d),
         "KEEP_LSE": lse is not None,
-        "AHEAD": tile.ahead,
     }
     return Launch(
         forward_kernels.forward_tma,
