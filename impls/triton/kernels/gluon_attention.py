@@ -41,22 +41,24 @@ from impls.workloads.attention import Attention
 # Query rows of a consumer, which are wgmma's M, and of a tile.
 ROWS = gl.constexpr(64)
 TILE = gl.constexpr(128)
-# Masks, by the number that the kernel is specialised with; a positive one is a window.
-FULL = gl.constexpr(-1)
-CAUSAL = gl.constexpr(0)
+# Masks, by the number that the kernel is specialised with.
+MASKS = ("full", "causal", "window")
+FULL = gl.constexpr(MASKS.index("full"))
+CAUSAL = gl.constexpr(MASKS.index("causal"))
+WINDOW = gl.constexpr(MASKS.index("window"))
 
 
 @gluon.jit
 def _turns(sizes):
     """Rounds of tiles over all CTAs."""
-    batch, sq, sk, hq, group, section = sizes
+    batch, sq, sk, hq, group, window, section = sizes
     return gl.cdiv(batch * hq * gl.cdiv(sq, TILE), gl.num_programs(0))
 
 
 @gluon.jit
 def _tile(turn, sizes):
     """What this CTA computes in its ``turn``: (whether anything, batch entry, head, first row)."""
-    batch, sq, sk, hq, group, section = sizes
+    batch, sq, sk, hq, group, window, section = sizes
     programs = gl.num_programs(0)
     place = gl.program_id(0)
     # To and fro: who had the longest tile of one round gets the shortest of the next.
@@ -74,7 +76,7 @@ def _tile(turn, sizes):
 @gluon.jit
 def _blocks(row, sizes, block: gl.constexpr, mask: gl.constexpr):
     """Key blocks of a tile: (how many, the last plus one, how many of them, from the right, need a mask)."""
-    batch, sq, sk, hq, group, section = sizes
+    batch, sq, sk, hq, group, window, section = sizes
     if mask == FULL:
         end = gl.cdiv(sk, block)
         return end, end, end - sk // block
@@ -82,7 +84,7 @@ def _blocks(row, sizes, block: gl.constexpr, mask: gl.constexpr):
     end = gl.cdiv(gl.minimum(sk, row + TILE + sk - sq), block)
     if mask == CAUSAL:
         return end, end, end - seen // block
-    first = gl.maximum(seen - mask, 0) // block
+    first = gl.maximum(seen - window, 0) // block
     return end - first, end, end - first
 
 
@@ -92,7 +94,7 @@ def _producer(descs, buffers, bars, sizes, mask: gl.constexpr):
     q_desc, k_desc, v_desc, o_desc = descs
     q_ring, k_ring, v_ring, o_ring = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, order = bars
-    batch_size, sq, sk, hq, group, section = sizes
+    batches, sq, sk, hq, group, window, section = sizes
     stages: gl.constexpr = k_ring.shape[0]
     block: gl.constexpr = k_ring.shape[2]
     done = 0  # blocks of all tiles before
@@ -134,7 +136,7 @@ def _producer(descs, buffers, bars, sizes, mask: gl.constexpr):
 @gluon.jit
 def _masked(s, row, key, sizes, mask: gl.constexpr, layout: gl.constexpr):
     """Scores of rows from ``row`` on with keys from ``key`` on, minus infinity where a row does not see a key."""
-    batch, sq, sk, hq, group, section = sizes
+    batch, sq, sk, hq, group, window, section = sizes
     keys = key + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, layout))
     if mask == FULL:
         visible = gl.expand_dims(keys < sk, 0)
@@ -143,8 +145,8 @@ def _masked(s, row, key, sizes, mask: gl.constexpr, layout: gl.constexpr):
         last = row + sk - sq + gl.arange(0, s.shape[0], layout=gl.SliceLayout(1, layout))
         last = gl.expand_dims(gl.minimum(last, sk - 1), 1)
         visible = gl.expand_dims(keys, 0) <= last
-        if mask > 0:
-            visible = visible & (gl.expand_dims(keys, 0) > last - mask)
+        if mask == WINDOW:
+            visible = visible & (gl.expand_dims(keys, 0) > last - window)
     return gl.where(visible, s, float("-inf"))
 
 
@@ -266,15 +268,17 @@ def _consumer(
             count += 1
             careful = gl.minimum(gl.maximum(masked, 1), blocks)
             for back in range(1, careful):
+                key = (end - 1 - back) * block
                 o, p, total, top = _step(
-                    (o, p, total, top), q, count, count - tile - 1, row, (end - 1 - back) * block, buffers, bars, sizes,
-                    scale, who, mask, True, ping_pong,
+                    (o, p, total, top), q, count, count - tile - 1, row, key, buffers, bars, sizes, scale,
+                    who, mask, True, ping_pong,
                 )  # fmt: skip
                 count += 1
             for back in range(careful, blocks):
+                key = (end - 1 - back) * block
                 o, p, total, top = _step(
-                    (o, p, total, top), q, count, count - tile - 1, row, (end - 1 - back) * block, buffers, bars, sizes,
-                    scale, who, mask, False, ping_pong,
+                    (o, p, total, top), q, count, count - tile - 1, row, key, buffers, bars, sizes, scale,
+                    who, mask, False, ping_pong,
                 )  # fmt: skip
                 count += 1
             if own:
@@ -298,7 +302,7 @@ def _consumer(
 
 @gluon.jit
 def attention(
-    q_desc, k_desc, v_desc, o_desc, batch, sq, sk, hq, group, section, scale,
+    q_desc, k_desc, v_desc, o_desc, batch, sq, sk, hq, group, window, section, scale,
     stages: gl.constexpr, mask: gl.constexpr, ping_pong: gl.constexpr,
 ):  # fmt: skip
     """O = softmax(Q K^T / sqrt(d)) V; tensors are (batch, rows, heads, d). ``scale`` is log2(e) / sqrt(d)."""
@@ -330,7 +334,7 @@ def attention(
     descs = (q_desc, k_desc, v_desc, o_desc)
     buffers = (q_ring, k_ring, v_ring, o_ring)
     bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, order)
-    sizes = (batch, sq, sk, hq, group, section)
+    sizes = (batch, sq, sk, hq, group, window, section)
     gl.warp_specialize(
         [
             (_consumer, (descs, buffers, bars, sizes, scale, 0, mask, ping_pong)),
@@ -381,10 +385,11 @@ def launch(case: Attention, tensors: Mapping[str, torch.Tensor], blocking: Block
         "sk": case.sk,
         "hq": case.hq,
         "group": case.group,
+        "window": case.window,
         "section": min(blocking.section, case.batch * case.hq),
         "scale": math.log2(math.e) / math.sqrt(case.d),
         "stages": blocking.stages,
-        "mask": {"full": FULL.value, "causal": CAUSAL.value, "window": case.window}[case.mask],
+        "mask": MASKS.index(case.mask),
         "ping_pong": blocking.ping_pong,
     }
     return Launch(attention, (min(tiles, processors),), arguments, {"num_warps": 4})

@@ -49,7 +49,7 @@ RESIDUAL = gl.constexpr(EPILOGUES.index("residual"))
 
 
 @gluon.jit
-def _tile(index, tiles_m, tiles_n, group: gl.constexpr):
+def _tile(index, tiles_m, tiles_n, group):
     """Tile number -> (batch, tile row, tile column): down columns of groups of ``group`` tile rows."""
     per_batch = tiles_m * tiles_n
     batch = index // per_batch
@@ -69,12 +69,12 @@ def _advance(stage, phase, stages: gl.constexpr):
 
 
 @gluon.jit
-def _producer(descs, rings, bars, sizes, a_t: gl.constexpr, b_t: gl.constexpr, group: gl.constexpr):
+def _producer(descs, rings, bars, sizes, a_t: gl.constexpr, b_t: gl.constexpr):
     """Fills the ring: for every tile, for every step along K, one box of A and one of B."""
     a_desc, b_desc, c_desc = descs
     ring_a, ring_b, staging = rings
     full, empty, ahead = bars
-    batch, m, n, k = sizes
+    batch, m, n, k, group = sizes
     stages: gl.constexpr = ring_a.shape[0]
     bk: gl.constexpr = a_desc.block_shape[0 if a_t else 1]
     bn: gl.constexpr = b_desc.block_shape[0 if b_t else 1]
@@ -128,7 +128,7 @@ def _multiply(
     for step in range(first, last):
         mbarrier.wait(full.index(stage), phase)
         a, b = _operands(ring_a, ring_b, stage, who, a_t, b_t)
-        acc = warpgroup_mma(a, b, acc, is_async=True)
+        acc = warpgroup_mma(a, b, acc, use_acc=step > 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=(acc,))
         mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
         before = stage
@@ -205,7 +205,7 @@ def _finish(acc, column, row, bias, residual, m, n, epilogue: gl.constexpr, layo
 def _store(acc, part: gl.constexpr, c_desc, buffer, row, column, extra, sizes, epilogue: gl.constexpr):
     """Finish a part of C, and write it through one of the consumer's two staging buffers."""
     layout: gl.constexpr = acc.type.layout
-    batch, m, n, k = sizes
+    batch, m, n, k, group = sizes
     bias, residual = extra
     at = column + part * acc.shape[1]
     done = _finish(acc, at, row, bias, residual, batch * m, n, epilogue, layout, c_desc.dtype).to(c_desc.dtype)
@@ -217,14 +217,14 @@ def _store(acc, part: gl.constexpr, c_desc, buffer, row, column, extra, sizes, e
 
 @gluon.jit
 def _consumer(
-    descs, rings, bars, sizes, extra, who: gl.constexpr, a_t: gl.constexpr, b_t: gl.constexpr, group: gl.constexpr,
+    descs, rings, bars, sizes, extra, who: gl.constexpr, a_t: gl.constexpr, b_t: gl.constexpr,
     lead: gl.constexpr, epilogue: gl.constexpr, promoted: gl.constexpr,
 ):  # fmt: skip
     """Multiplies rows 64 who .. 64 who + 63 of every tile, and writes them."""
     a_desc, b_desc, c_desc = descs
     ring_a, ring_b, staging = rings
     full, empty, ahead = bars
-    batch, m, n, k = sizes
+    batch, m, n, k, group = sizes
     bk: gl.constexpr = a_desc.block_shape[0 if a_t else 1]
     bn: gl.constexpr = b_desc.block_shape[0 if b_t else 1]
     instruction_k: gl.constexpr = 256 // a_desc.dtype.primitive_bitwidth
@@ -238,19 +238,22 @@ def _consumer(
     odd = staging.index(2 * who + 1)
     place = (0, 0, 0)
     parity = 0
+    acc = gl.zeros([64, bn], gl.float32, whole)
     for index in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
-        b_index, tile_m, tile_n = _tile(index, tiles_m, tiles_n, group)
         if promoted:
+            b_index, tile_m, tile_n = _tile(index, tiles_m, tiles_n, group)
             left = gl.zeros([64, bn // 2], gl.float32, half)
             right = gl.zeros([64, bn // 2], gl.float32, half)
             left, right, place = _multiply_promoted(left, right, place, steps, rings, bars, who, a_t, b_t)
         else:
-            acc = gl.zeros([64, bn], gl.float32, whole)
             if lead > 0 and who == 0:
                 acc, place = _multiply(acc, place, 0, lead, rings, bars, who, a_t, b_t)
                 mbarrier.arrive(ahead, count=1)
+                # Here, where a product is in flight: divisions take some hundred cycles.
+                b_index, tile_m, tile_n = _tile(index, tiles_m, tiles_n, group)
                 acc, place = _multiply(acc, place, lead, steps, rings, bars, who, a_t, b_t)
             else:
+                b_index, tile_m, tile_n = _tile(index, tiles_m, tiles_n, group)
                 if lead > 0:
                     mbarrier.wait(ahead, parity)
                     parity ^= 1
@@ -271,7 +274,7 @@ def _consumer(
 
 @gluon.jit
 def gemm(
-    a_desc, b_desc, c_desc, bias, residual, batch, m, n, k, a_t: gl.constexpr, b_t: gl.constexpr, group: gl.constexpr,
+    a_desc, b_desc, c_desc, bias, residual, batch, m, n, k, group, a_t: gl.constexpr, b_t: gl.constexpr,
     stages: gl.constexpr, lead: gl.constexpr, epilogue: gl.constexpr, promoted: gl.constexpr,
 ):  # fmt: skip
     """C = epilogue(A B), a batch one on top of the other: C is (batch m, n), A and B are as they are stored."""
@@ -290,13 +293,13 @@ def gemm(
     descs = (a_desc, b_desc, c_desc)
     rings = (ring_a, ring_b, staging)
     bars = (full, empty, ahead)
-    sizes = (batch, m, n, k)
+    sizes = (batch, m, n, k, group)
     extra = (bias, residual)
     gl.warp_specialize(
         [
-            (_consumer, (descs, rings, bars, sizes, extra, 0, a_t, b_t, group, lead, epilogue, promoted)),
-            (_consumer, (descs, rings, bars, sizes, extra, 1, a_t, b_t, group, lead, epilogue, promoted)),
-            (_producer, (descs, rings, bars, sizes, a_t, b_t, group)),
+            (_consumer, (descs, rings, bars, sizes, extra, 0, a_t, b_t, lead, epilogue, promoted)),
+            (_consumer, (descs, rings, bars, sizes, extra, 1, a_t, b_t, lead, epilogue, promoted)),
+            (_producer, (descs, rings, bars, sizes, a_t, b_t)),
         ],
         [4, 1],
         [240, 24],
@@ -347,9 +350,9 @@ def launch(case: Gemm, tensors: Mapping[str, torch.Tensor], tiling: Tiling) -> L
         "m": case.m,
         "n": case.n,
         "k": case.k,
+        "group": tiling.group,
         "a_t": a_t,
         "b_t": b_t,
-        "group": tiling.group,
         "stages": tiling.stages,
         # With fewer steps than this the leader could be a whole tile ahead, which the barrier's parity cannot tell.
         "lead": tiling.lead if -(-case.k // bk) >= 2 * tiling.stages else 0,
