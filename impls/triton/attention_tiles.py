@@ -192,6 +192,9 @@ def _fitted(kernel: str, tiles: Tiles, case: Attention, arch: str) -> Tiles:
         rows = max(16, _power(case.sq * (case.group if packed(kernel, case) else 1)))
         if rows < tiles.block_m:
             tiles = replace(tiles, block_m=rows, warps=max(4, tiles.warps * rows // tiles.block_m))
+    if tiles.warps == 16 and arch != "sm_90":
+        # Four warpgroups to a tile are Hopper's: with as many warps Triton leaves tcgen05 alone on sm_100.
+        tiles = replace(tiles, block_m=128, warps=8)
     limit = SHARED_BYTES.get(arch, SHARED_BYTES["sm_90"])
     for smaller in (
         *(replace(tiles, stages=stages) for stages in range(tiles.stages, 1, -1)),
