@@ -423,7 +423,9 @@ class Trial:
         if not pilot:
             return
         left = None if self.available_until is None else self.available_until - time.monotonic()
-        bounds = rounds.CEILING_ROUNDS if self.case.workload == "ceiling" else rounds.ROUNDS
+        bounds = rounds.ROUNDS if self.device.kind == "cpu" else rounds.GPU_ROUNDS
+        if self.case.workload == "ceiling":
+            bounds = rounds.CEILING_ROUNDS
         plan = rounds.plan(pilot, float(np.median(blocks_s)) if blocks_s else 0.0, left, bounds)
         self.progress.measuring(self.case.id, sum(plan.turns[e.program] for e in entries if e.alive))
         for number in range(plan.rounds):
