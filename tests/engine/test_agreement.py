@@ -101,3 +101,35 @@ def test_without_a_time_there_is_no_verdict():
     assert agreement._verdicts(right | {"ncu": {"kernels_us": 13.0}}) == {"nvbench": True, "ncu": False}
     assert agreement._verdicts(right | {"ncu": {"failed": "x"}}) == {"nvbench": True, "ncu": None}
     assert agreement._verdicts({"failed": "x", "ncu": {"kernels_us": 13.0}}) == {"nvbench": None, "ncu": None}
+
+
+ONE = {
+    "harness": {"span_us": 33.0, "clock_mhz": 1845.0},
+    "observed": {"kernels_us": 33.0},
+    "nvbench": {"time_us": 44.0, "clock_mhz": 1804.0},
+    "ncu": {"kernels_us": 34.0, "clock_mhz": 1799.0},
+    "agrees": {"nvbench": False, "ncu": True},
+}
+
+
+def test_nvbench_stands_beside_our_time_with_the_same_kind_of_flush():
+    like = ONE | {"dirty": {"span_us": 41.0}}
+    document = {"calls": {"a": ONE, "b": like, "c": {"failed": "It took more than 1 s."}}}
+    a, b, c = agreement.markdown(document).splitlines()[2:5]
+    assert "| 33.00 us | - | 44.00 (+11.00 us, +33.3 %) **no** | 33.00 | 34.00 (+1.00 us, +3.0 %) |" in a
+    assert "| 33.00 us | 41.00 | 44.00 (+3.00 us, +7.3 %) **no** |" in b
+    assert "It took more than 1 s." in c
+
+
+def test_a_tool_without_a_time_is_shown_as_failed():
+    document = {"calls": {"a": ONE | {"ncu": {"failed": "x"}, "agrees": {"nvbench": True, "ncu": None}}}}
+    assert agreement.markdown(document).splitlines()[2].endswith("| 33.00 | failed | 1845, 1804, - |")
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("results/records/*/agreement.json")))
+def test_committed_studies_are_shown_with_all_their_parts(path):
+    document = json.loads(path.read_text())
+    text = agreement.markdown(document)
+    for part in ("calls", "twins", "effects"):
+        assert "failed" not in document[part]
+        assert all(f"| {name} |" in text for name in document[part])
