@@ -69,8 +69,9 @@ def cpu_ceiling_cases(caches: Mapping[str, int], threads: int, dtypes: Iterable[
 _GPU_RATE_REPEATS = {"f32": 6 << 16, "tf32": 40 << 16, "f16": 80 << 16, "bf16": 80 << 16}
 _GPU_NARROW_REPEATS = 160 << 16
 _GPU_EXP_REPEATS = 40 << 16
-# Bytes of one cold pass: R(bytes), from a decode step's activations to a cache of keys and values.
-_GPU_SIZES_MIB = (8, 32, 128, 512)
+# Bytes of one cold pass: R(bytes), from a decode step's activations to the caches of keys and values of 64 sequences.
+# Larger ones would tell little more and cost a first run a minute.
+_GPU_SIZES_MIB = (1, 8, 32, 128, 512, 2048)
 
 
 def gpu_ceiling_cases(dtypes: Iterable[str]) -> list[Ceiling]:

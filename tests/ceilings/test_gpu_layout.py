@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -37,3 +39,14 @@ def test_repeats_divide_into_whole_iterations():
     for case in gpu_ceiling_cases(WGMMA):
         if case.probe == "rate":
             assert case.repeats % WGMMA[case.dtype].repeats == 0
+
+
+def test_bandwidth_is_probed_from_one_mebibyte_to_two_gibibytes_in_single_passes():
+    cases = gpu_ceiling_cases([])
+    read = [case for case in cases if case.probe == "read"]
+    copy = [case for case in cases if case.probe == "copy"]
+    assert (read[0].bytes, read[-1].bytes) == (1 << 20, 2 << 30)
+    assert all(2 <= b.bytes / a.bytes <= 8 for a, b in itertools.pairwise(read))
+    # A copy of n bytes moves 2 n: the same bytes as the read beside it.
+    assert [case.compulsory_bytes() for case in copy] == [case.bytes for case in read]
+    assert all(case.repeats == 1 for case in read + copy)
