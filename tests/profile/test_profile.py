@@ -72,6 +72,34 @@ def test_a_call_is_what_lies_between_two_sweeps() -> None:
 LOGS = Path(__file__).parent / "logs"  # Nsight Compute 2025.3.1 on an H200, without the columns nobody reads
 
 
+def test_a_real_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    # That log counts tensor instructions on floats (hmma) and on integers (imma) apart: there are none of the latter.
+    pipes = {"all": "hmma", "wgmma": "gmma"}
+    metrics = {name: f"sm__inst_executed_pipe_tensor_op_{pipe}.sum" for name, pipe in pipes.items()}
+    monkeypatch.setattr(profile, "_INSTRUCTIONS", metrics)
+    asked = tuple(m for m in profile.METRICS if "tensor" not in m)
+    monkeypatch.setattr(profile, "METRICS", (*asked, *metrics.values()))
+    copy, sweep, product, skinny, again = profile.read((LOGS / "one_pass.log").read_text())
+
+    # 256 MiB are read and as many written, a tenth of them after the kernel has ended.
+    moved = copy.counters()
+    assert moved["dram_read_bytes"] == pytest.approx(256 << 20, rel=1e-3)
+    assert moved["dram_write_bytes"] + moved["write_back_bytes"] == pytest.approx(256 << 20, rel=2e-3)
+    assert moved["write_back_bytes"] > 0.1 * (256 << 20)
+    assert moved["tensor_instructions"] == {"all": 0, "wgmma": 0}
+    # A read of 32 MiB writes nothing of its own: what is seen is the method's.
+    assert sweep.counters()["dram_read_bytes"] == pytest.approx(32 << 20, rel=1e-3)
+    assert sweep.counters()["dram_write_bytes"] + sweep.counters()["write_back_bytes"] < 0.5e6
+    # 4096^3: C is 33.6 MB, which the kernel's own writes miss by a quarter; 65536 FLOPs per instruction.
+    for window in (product, again):
+        counters = window.counters()
+        assert counters["dram_write_bytes"] < 0.8 * 2 * 4096**2
+        assert counters["dram_write_bytes"] + counters["write_back_bytes"] == pytest.approx(2 * 4096**2, rel=0.02)
+        assert 2 * 4096**3 / counters["tensor_instructions"]["wgmma"] == 2 * 64 * 128 * 16 / 4
+    # 16 x 8192 x 8192: the weight is read once.
+    assert skinny.counters()["dram_read_bytes"] == pytest.approx(2 * (8192**2 + 16 * 8192), rel=1e-3)
+
+
 def test_a_real_log_of_several_passes_is_refused() -> None:
     with pytest.raises(profile.Unreadable, match="8 passes"):
         profile.read((LOGS / "eight_passes.log").read_text())
