@@ -1,8 +1,8 @@
 """How good is the harness itself? Overhead of a comparison, and how well its ratios repeat.
 
-``python -m benchmarks.harness`` runs the same comparison several times over the baseline and
-its rivals and writes what it saw to ``results/records/<machine>/harness.json``: a measurement of this project, kept beside its
-results. It asserts nothing.
+``python -m benchmarks.harness`` runs the same comparison several times over the baseline and its rivals and writes what
+it saw to ``results/records/<machine>/harness.json``: a measurement of this project, kept beside its results. It asserts
+nothing.
 """
 
 from __future__ import annotations

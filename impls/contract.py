@@ -41,8 +41,8 @@ class Device:
 class Program(ABC):
     """One case, built by one implementation in its worker.
 
-    The worker calls ``load`` once per input set, then ``run`` many times. ``run`` must do the whole of the work on every
-    call, leave its inputs as they are, and on a CPU return only when the outputs are complete (on a GPU it may return
+    The worker calls ``load`` once per input set, then ``run`` many times. ``run`` must do the whole of the work on
+    every call, leave its inputs as they are, and on a CPU return only when the outputs are complete (on a GPU it may return
     early, on any stream; ``synchronize`` waits).
 
     Attributes:
@@ -66,7 +66,7 @@ class Program(ABC):
 
     @abstractmethod
     def refill(self, loaded: Any, inputs: Mapping[str, np.ndarray]) -> Any:
-        """New contents for a loaded set: in place (the pointers stay) where the library allows it, else as ``load`` does.
+        """New contents for a loaded set: in place (the pointers stay) where the library allows it, else as ``load``.
 
         Where ``load`` wrapped the worker's arrays without a copy, the worker has already rewritten them in place.
 
@@ -80,7 +80,7 @@ class Program(ABC):
 
     @abstractmethod
     def read_outputs(self, result: Any) -> dict[str, np.ndarray]:
-        """The outputs of a ``run`` on the host, by name, with the shapes and storage dtypes of ``case.output_specs()``."""
+        """The outputs of a ``run`` on the host, by name: shapes and storage dtypes of ``case.output_specs()``."""
 
     @abstractmethod
     def read_inputs(self, loaded: Any) -> dict[str, np.ndarray]:

@@ -1,0 +1,1 @@
+"""The engine: workers, buffers, judge, timing, records, sessions."""

@@ -1,0 +1,1 @@
+"""What several stacks share: arrays, settings, programs, the reading of machine code."""

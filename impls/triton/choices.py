@@ -21,6 +21,10 @@ from impls.workloads.gemm import Gemm
 
 _TUNED = Path(__file__).parent / "tuned"
 _REFERENCE = "h200"
+# Doublings of sizes, in all, beyond which a tuned case says nothing of another.
+_FAR = 6.0
+# A large GPU's multiprocessors (H100, H200): fewer tiles leave some of them idle.
+_MULTIPROCESSORS = 132
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def nearest(
     device_name: str,
     alike: Callable[[Any], Any],
     sizes: Callable[[Any], Sequence[float]],
+    far: float = math.inf,
 ) -> tuple[str, dict[str, Any]] | None:
     """The tuned case that lies nearest to ``case``, and what was chosen for it.
 
@@ -93,13 +98,14 @@ def nearest(
         device_name: as the vendor writes it.
         alike: of a case, what must be the same.
         sizes: of a case, what may differ: the distance is the sum of the differences of base-2 logarithms.
+        far: the distance at which a choice says nothing any more.
 
     Returns:
-        Its id and the choice; None where nothing alike was tuned.
+        Its id and the choice; None where nothing alike was tuned that near.
     """
     file = tuned_file(device_name)
     here = [math.log2(size) for size in sizes(case)]
-    best, found = math.inf, None
+    best, found = far, None
     for other, choice in _tuned(file if file.is_file() else _TUNED / f"{_REFERENCE}.json", name):
         if alike(other) == alike(case):
             distance = sum(abs(x - math.log2(size)) for x, size in zip(here, sizes(other), strict=True))
@@ -111,7 +117,7 @@ def nearest(
 def choose(name: str, case: Gemm, device_name: str) -> tuple[Tile, str]:
     """The tile for a case, and where it comes from: ``tuned for <case id>`` or ``rule``."""
     variant = name.partition(".")[2]
-    found = nearest(name, case, device_name, _alike, _sizes)
+    found = nearest(name, case, device_name, _alike, _sizes, _FAR)
     tile, origin = (Tile(**found[1]), f"tuned for {found[0]}") if found else (rule(variant, case), "rule")
     return fitted(variant, tile, case), origin
 
@@ -143,9 +149,13 @@ def rule(variant: str, case: Gemm) -> Tile:
     if variant == "persistent_tma_ws":
         return Tile(128, 128, bk, warps=4, stages=3)
     # Promoted sums of f8 hold two accumulators.
-    bn = 128 if (case.dtype, case.acc) == ("f8e4m3", "f32") or case.n <= 128 else 256
+    bm, bn = 128, 128 if (case.dtype, case.acc) == ("f8e4m3", "f32") else 256
+    while bm * bn > 64 * 64 and case.batch * math.ceil(case.m / bm) * math.ceil(case.n / bn) < _MULTIPROCESSORS:
+        bm, bn = (bm, bn // 2) if bn >= bm else (bm // 2, bn)
+    by_tma = variant == "persistent_tma"
+    warps = 8 if bm * bn >= 128 * 128 else 4
     tma = variant == "grouped" and aligned(case)
-    return Tile(128, bn, bk, halves=variant == "persistent_tma", flatten=variant == "persistent_tma", tma=tma)
+    return Tile(bm, bn, bk, warps=warps, stages=3 if warps == 8 else 4, halves=by_tma, flatten=by_tma, tma=tma)
 
 
 def fitted(variant: str, tile: Tile, case: Gemm) -> Tile:

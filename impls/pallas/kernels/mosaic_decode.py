@@ -2,8 +2,8 @@
 
 Persistent blocks go through shares of the keys of one head of one sequence each (split-KV; Dao et al.,
 "Flash-Decoding", 2023): one warpgroup loads, running ahead over the end of a share, one multiplies. Every share leaves
-its O and the logarithm of its sum; XLA weighs and adds them. What rows of wgmma's 64 no head fills costs nothing but power: the time
-is that of reading K and V.
+its O and the logarithm of its sum; XLA weighs and adds them. What rows of wgmma's 64 no head fills costs nothing but
+power: the time is that of reading K and V.
 
 Owns the kernel. It imports JAX.
 """
