@@ -170,9 +170,22 @@ def test_takes_what_was_tuned_for_the_nearest_shape(tmp_path: Path, monkeypatch:
         tile, origin = choices.choose("triton.tiled", gemm(case), "NVIDIA H200")
         assert origin == f"tuned for {expected}"
         assert tile.config() == tuned["choices"]["triton.tiled"][expected]["choice"]
+    # Six doublings in all, and nothing that was tuned is near enough.
+    assert choices.choose("triton.tiled", gemm("gemm:64x64x64:bf16"), "NVIDIA H200")[1] == "rule"
     # A device without choices of its own takes the H200's; another accumulation takes the rule.
     assert choices.choose("triton.tiled", gemm("gemm:600x600x600:bf16"), "NVIDIA B200")[1].startswith("tuned for")
     assert choices.choose("triton.tiled", gemm("gemm:600x600x600:f16:acc=f16"), "NVIDIA H200")[1] == "rule"
+
+
+def test_rule_keeps_multiprocessors_busy() -> None:
+    for case, tiles in (
+        ("gemm:512x512x512:bf16", 64),
+        ("gemm:1024x1024x1024:bf16", 256),
+        ("gemm:8192x8192x64:bf16", 2048),
+    ):
+        tile = choices.rule("tiled", gemm(case))
+        assert (gemm(case).m // tile.bm) * (gemm(case).n // tile.bn) == tiles
+    assert choices.rule("split_k", gemm("gemm:512x512x16384:bf16")).split > 1
 
 
 def test_a_tile_is_no_larger_than_the_case() -> None:
