@@ -42,8 +42,8 @@ class Program(ABC):
     """One case, built by one implementation in its worker.
 
     The worker calls ``load`` once per input set, then ``run`` many times. ``run`` must do the whole of the work on
-    every call, leave its inputs as they are, and on a CPU return only when the outputs are complete (on a GPU it may return
-    early, on any stream; ``synchronize`` waits).
+    every call, leave its inputs as they are, and on a CPU return only when the outputs are complete (on a GPU it may
+    return early, on any stream; ``synchronize`` waits).
 
     Attributes:
         config: the configuration that was chosen (tiles, algorithm, threads ...): JSON values, goes into the record.
