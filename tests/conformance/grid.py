@@ -109,6 +109,8 @@ EACH_NTH = {
     "pallas.mosaic_gpu": 17,
     "pallas.triton": 11,
     "pallas.tpu": 23,
+    "xla.dot_product_attention": 3,
+    "xla.stablehlo": 3,
     "tvm.tensorir": 5,
     "tvm.relax": 7,
     "tvm.symbolic": 7,
