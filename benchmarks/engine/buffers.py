@@ -10,6 +10,7 @@ Files hold raw bytes and the dtype travels by name: ``.npy`` loses bf16 and fp8.
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import mmap
 import os
@@ -62,6 +63,10 @@ def view(descriptor: Descriptor) -> np.ndarray:
     )
 
 
+# No two files of a process ever have the same name, whatever arena made them: workers keep what they have mapped by it.
+_numbers = itertools.count(1)
+
+
 class Arena:
     """Makes arrays in files and frees them. Not to be used from several threads at once.
 
@@ -74,7 +79,6 @@ class Arena:
             raise ValueError(f"{label!r} cannot begin a file's name: use letters, digits, '_', '.' and '-'.")
         self._label = label
         self._files: set[Path] = set()
-        self._made = 0
 
     def array(self, shape: Sequence[int], dtype_name: str) -> tuple[np.ndarray, Descriptor]:
         """A new C-contiguous array of zeros, and its descriptor. Raises NoRoom as ``place`` does."""
@@ -133,14 +137,14 @@ class Arena:
 
     def _reserve(self, nbytes: int) -> Path:
         """A file whose bytes are really there: writing to a sparse one would end in SIGBUS where memory is short."""
-        self._made += 1
+        number = next(_numbers)
         looked = []
         for place in scratch.places():
             looked.append(str(place))
             stat = os.statvfs(place)
             if nbytes > stat.f_bavail * stat.f_frsize - _LEFT_FREE * stat.f_blocks * stat.f_frsize:
                 continue
-            path = scratch.folder(place) / f"{self._label}-{self._made}-{id(self):x}"
+            path = scratch.folder(place) / f"{self._label}-{os.getpid()}-{number}"
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(fd, 0, nbytes)

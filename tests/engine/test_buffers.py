@@ -211,3 +211,14 @@ def test_the_own_folder_is_not_swept(arena):
     _, descriptor = arena.array((4,), "f32")
     assert scratch.RUN not in scratch.sweep()
     assert os.path.exists(descriptor["path"])
+
+
+def test_no_two_arenas_ever_give_a_file_the_same_name():
+    """A worker keeps what it has mapped by name: a later arena at the same address must not take an earlier one's."""
+    names = []
+    for _ in range(50):
+        arena = buffers.Arena("test")
+        names.append(arena.place((4,), "f32")["path"])
+        arena.close()
+        del arena
+    assert len(set(names)) == 50
