@@ -17,7 +17,6 @@ import json
 import multiprocessing
 import os
 import random
-import re
 import sys
 import time
 from collections import Counter, defaultdict
@@ -36,6 +35,7 @@ from benchmarks.engine.worker import reported_versions
 from impls import registry
 from impls.baselines import baseline_of
 from impls.contract import Device, Program
+from impls.support import tuned
 from impls.workloads.base import Case, parse_case
 from impls.workloads.dtypes import dtype
 
@@ -245,12 +245,6 @@ def search(job: Job, bench: Bench, failed: dict[tuple[str, str, Choice], str], e
     return result
 
 
-def tuned_file(stack: str, device_name: str) -> Path:
-    """``impls/<stack>/tuned/h200.json`` for ``NVIDIA H200``."""
-    key = re.sub(r"[^a-z0-9]+", "-", device_name.lower().removeprefix("nvidia")).strip("-")
-    return registry.stacks()[stack] / "tuned" / f"{key}.json"
-
-
 def keep(path: Path, device: Device, versions: dict[str, str], name: str, case_id: str, result: dict[str, Any]) -> None:
     """Write one result into the file; what was chosen with another version of the library is dropped."""
     kept: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
@@ -279,7 +273,7 @@ def main() -> None:
     device = machine.device("cuda")
     wanted = [parse_case(c) for c in arguments.case] or [e.case for e in case_files.load(arguments.cases)]
     todo = jobs(arguments.stack, wanted, device, arguments.impl, arguments.most)
-    path = arguments.out or tuned_file(arguments.stack, device.name)
+    path = arguments.out or tuned.file(registry.stacks()[arguments.stack], device.name)
     failed = compile_all(todo, device.arch, len(os.sched_getaffinity(0)))
     candidates = sum(len(j.candidates) for j in todo)
     print(f"{candidates} candidates compiled in {time.monotonic() - begin:.0f} s, {len(failed)} failed", flush=True)

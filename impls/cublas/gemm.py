@@ -9,7 +9,6 @@ f32 may. A grouped case is one product per group, launched one after the other. 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from impls.contract import Device, Implementation, Program, Unsupported
+from impls.support import tuned
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from impls.cublas.kernels.lt import Candidate, Problem
 
 WORKSPACE_BYTES = 32 * 2**20
-_TUNED = Path(__file__).parent / "tuned"
 
 
 class Default(Implementation):
@@ -155,7 +154,7 @@ def _steps(case: Gemm, fused: str) -> list[str]:
 
 def tuned_file(device_name: str) -> Path:
     """Where the choices for a device are kept: ``NVIDIA H200`` -> ``tuned/h200.json``."""
-    return _TUNED / (re.sub(r"[^a-z0-9]+", "-", device_name.lower().removeprefix("nvidia")).strip("-") + ".json")
+    return tuned.file(Path(__file__).parent, device_name)
 
 
 @cache

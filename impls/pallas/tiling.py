@@ -5,21 +5,20 @@ Owns the tilings, their limits and the choice. It imports no JAX.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from impls.support import tuned
 from impls.workloads.attention import Attention
-from impls.workloads.base import Case, parse_case
+from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
-_TUNED = Path(__file__).parent / "tuned"
+_STACK = Path(__file__).parent
 _NAME = "pallas.mosaic_gpu"
 #: Shared memory a block of an H100 or H200 may have: 227 KiB (CUDA C++ programming guide, compute capability 9.0).
 SHARED_BYTES = 227 * 1024
@@ -224,9 +223,9 @@ def decodes(case: Attention) -> bool:
 
 def backward(case: Attention, device_name: str) -> tuple[BackwardTiling, str]:
     """The tiling of a backward pass and where it comes from."""
-    for tuned, tiling in _kept(device_name, BackwardTiling).items():
-        if (tuned.d, tuned.mask) == (case.d, case.mask):
-            return tiling, _source(case, tuned)
+    for other, tiling in _kept(device_name, BackwardTiling).items():
+        if (other.d, other.mask) == (case.d, case.mask):
+            return tiling, _source(case, other)
     return BackwardTiling(queries=128 if case.d < 128 else 64), "untuned"
 
 
@@ -254,14 +253,14 @@ def gemm(case: Gemm, device_name: str) -> tuple[GemmTiling, str]:
 
 def attention(case: Attention, device_name: str) -> tuple[AttentionTiling, str]:
     """The tiling of a forward pass and where it comes from."""
-    for tuned, tiling in _kept(device_name, AttentionTiling).items():
-        if (tuned.d, tuned.mask) == (case.d, case.mask):
-            return tiling, _source(case, tuned)
+    for other, tiling in _kept(device_name, AttentionTiling).items():
+        if (other.d, other.mask) == (case.d, case.mask):
+            return tiling, _source(case, other)
     return AttentionTiling(keys=64 if case.d > 128 else 128), "untuned"
 
 
-def _source(case: Case, tuned: Case) -> str:
-    return "tuned" if case == tuned else f"tuned for {tuned.id}"
+def _source(case: Case, other: Case) -> str:
+    return "tuned" if case == other else f"tuned for {other.id}"
 
 
 def record(tiling: _Choice, source: str) -> dict[str, Any]:
@@ -269,18 +268,11 @@ def record(tiling: _Choice, source: str) -> dict[str, Any]:
     return {**tiling.config(), "tiling": source}
 
 
-def tuned_file(device_name: str) -> Path:
-    """Where the choices for a device are kept: ``NVIDIA H200`` -> ``tuned/h200.json``."""
-    return _TUNED / (re.sub(r"[^a-z0-9]+", "-", device_name.lower().removeprefix("nvidia")).strip("-") + ".json")
-
-
 @cache
 def _kept(device_name: str, kind: Any) -> dict[Any, Any]:
     """Tuned case -> tiling, of one kind of tilings."""
-    file = tuned_file(device_name)
-    chosen = json.loads(file.read_text())["choices"].get(_NAME, {}) if file.is_file() else {}
-    cases = {parse_case(name): one["choice"] for name, one in chosen.items()}
-    return {case: kind(**choice) for case, choice in cases.items() if _kind(case) is kind}
+    chosen = tuned.choices(tuned.file(_STACK, device_name), _NAME)
+    return {case: kind(**choice) for case, choice in chosen if _kind(case) is kind}
 
 
 def _kind(case: Case) -> Any:

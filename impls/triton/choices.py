@@ -1,25 +1,22 @@
 """Which tile a GEMM kernel runs with: what tuning chose for the nearest shape, or a rule where nothing was tuned.
 
-Owns the tile's parameters and ``tuned/<device>.json``, which ``python -m benchmarks.tune`` writes. A device without
-such a file takes the choices that were made on the H200.
+Owns the tile's parameters and the choice. A device that nothing was tuned on takes what was chosen on the H200.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from impls.workloads.base import Case, parse_case
+from impls.support import tuned
+from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
-_TUNED = Path(__file__).parent / "tuned"
+_STACK = Path(__file__).parent
 _REFERENCE = "h200"
 # Doublings of sizes, in all, beyond which a tuned case says nothing of another.
 _FAR = 6.0
@@ -65,23 +62,6 @@ class Tile:
         return asdict(self)
 
 
-def device_key(device_name: str) -> str:
-    """``NVIDIA H200`` -> ``h200``."""
-    return re.sub(r"[^a-z0-9]+", "-", device_name.lower().removeprefix("nvidia")).strip("-")
-
-
-def tuned_file(device_name: str) -> Path:
-    """Where the choices for a device are kept: ``NVIDIA H200`` -> ``tuned/h200.json``."""
-    return _TUNED / f"{device_key(device_name)}.json"
-
-
-@cache
-def _tuned(file: Path, name: str) -> list[tuple[Case, dict[str, Any]]]:
-    """The cases that were tuned for an implementation, and what was chosen."""
-    kept = json.loads(file.read_text())["choices"] if file.is_file() else {}
-    return [(parse_case(case_id), result["choice"]) for case_id, result in kept.get(name, {}).items()]
-
-
 def nearest(
     name: str,
     case: Case,
@@ -103,10 +83,10 @@ def nearest(
     Returns:
         Its id and the choice; None where nothing alike was tuned that near.
     """
-    file = tuned_file(device_name)
+    kept = tuned.file(_STACK, device_name)
     here = [math.log2(size) for size in sizes(case)]
     best, found = far, None
-    for other, choice in _tuned(file if file.is_file() else _TUNED / f"{_REFERENCE}.json", name):
+    for other, choice in tuned.choices(kept if kept.is_file() else tuned.file(_STACK, _REFERENCE), name):
         if alike(other) == alike(case):
             distance = sum(abs(x - math.log2(size)) for x, size in zip(here, sizes(other), strict=True))
             if distance < best:

@@ -157,8 +157,9 @@ def test_takes_what_was_tuned_for_the_nearest_shape(tmp_path: Path, monkeypatch:
             }
         }
     }
-    (tmp_path / "h200.json").write_text(json.dumps(tuned))
-    monkeypatch.setattr(choices, "_TUNED", tmp_path)
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "h200.json").write_text(json.dumps(tuned))
+    monkeypatch.setattr(choices, "_STACK", tmp_path)
     for case, expected in (
         ("gemm:600x600x600:bf16", "gemm:512x512x512:bf16"),
         ("gemm:600x600x600:f16", "gemm:512x512x512:bf16"),  # the same bytes and instructions

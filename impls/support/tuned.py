@@ -1,0 +1,27 @@
+"""What tuning chose for a device, as ``nox -s tune`` keeps it: one file per stack and device.
+
+Owns where the file lies and how its choices are read. Standard library and the workloads only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from impls.workloads.base import Case, parse_case
+
+
+def file(stack: Path, device_name: str) -> Path:
+    """The file of the stack in this folder: ``tuned/h200.json`` for ``NVIDIA H200``. It need not be there."""
+    key = re.sub(r"[^a-z0-9]+", "-", device_name.lower().removeprefix("nvidia")).strip("-")
+    return stack / "tuned" / f"{key}.json"
+
+
+@cache
+def choices(kept: Path, implementation: str) -> list[tuple[Case, dict[str, Any]]]:
+    """The cases that were tuned for an implementation, and what was chosen; none where there is no such file."""
+    chosen = json.loads(kept.read_text())["choices"] if kept.is_file() else {}
+    return [(parse_case(case_id), result["choice"]) for case_id, result in chosen.get(implementation, {}).items()]
