@@ -6,13 +6,17 @@ FILE`` prints the tables of one. It asserts nothing: what is out of bounds is wr
 
 - **nvbench** (package ``cuda-bench``): the same launches of the same program in the same process, in turn with ours.
   nvbench's cold time lies between two CUDA events around the call in its stream, behind a blocking kernel; it flushes
-  by overwriting as many bytes as L2 holds. Ours flushed by writes is taken beside it.
+  by overwriting as many bytes as L2 holds. Ours flushed by writes is taken beside it. What the events cost is what
+  nvbench gives the least launch beyond ours (``events_us``): the raw difference is judged, and below 200 us also the
+  difference without it.
 - **Nsight Compute** (``ncu``): gpu__time_duration of the call's kernels, in a process of its own that flushes as we do
-  (``--cache-control none``) and leaves the clocks alone (``--clock-control none``). It runs kernels one by one and sees
-  no memset, so that it is held against our kernels' own durations, not against the span.
-- **twins**: the same case in two worker processes, in turn, over several runs: the ratio of their times.
-- **effects**: the same call with one thing changed: after idling in place of ramped-up clocks; L2 flushed by writes, or
-  not at all; without the gate; zeros in place of normals; sustained in place of burst.
+  (``--cache-control none``) and leaves the clocks alone (``--clock-control none``). It runs kernels one by one, each
+  after an idle while, and sees no memset: it is held against our kernels' own durations, without the gate, each call
+  after a rest. Where power decides the clock, what takes the same cycles takes another time; cycles are shown beside.
+- **twins**: the same case in two worker processes, in turn, over several runs, each of two new processes: the ratio of
+  their times.
+- **effects**: the same call with one thing changed: the first of a process, or after idling, in place of ramped-up
+  clocks; L2 flushed by writes, or not at all; without the gate; zeros in place of normals; sustained in place of burst.
 
 It needs an interpreter that holds torch, cupti-python and cuda-bench, and ``ncu`` on the PATH. Every part runs in a
 process of its own with a time limit; one that fails is recorded as failed with its last words.
@@ -62,21 +66,22 @@ CALLS = {
 #: Cases of the twins: about 10 us and above 1 ms.
 TWINS = ("gemm:1024x1024x2048:bf16", "gemm:8192x8192x8192:bf16")
 _EFFECTS = ("GEMM 1024^3", "GEMM M=16, N=K=8192", "GEMM 4096^3", "GEMM 8192^3")
-_IDLE, _SUSTAINED = ("GEMM 4096^3",), ("GEMM 4096^3", "GEMM 8192^3")
+_IDLE, _SUSTAINED = "GEMM 4096^3", ("GEMM 4096^3", "GEMM 8192^3")
 
-#: Agreement: within so much of our time where it is above ``LONG_US``, within so many us below.
+#: Agreement: within so much of our time where it is above ``LONG_US``, within so many us up to there.
 LONG_US, SHARE, CONSTANT_US = 200.0, 0.02, 2.0
 #: Twins: how far a run's ratio may be from one, for calls from 1 ms and for shorter ones.
 TWIN_MS, TWIN_BOUNDS = 1.0, (0.002, 0.01)
 
-# Rounds of (ours, nvbench); calls of each; calls under ncu.
-_ROUNDS, _CALLS, _NCU_CALLS = 3, 40, 8
-_RUNS, _RUN_ROUNDS, _RUN_CALLS = 5, 16, 20
-_EFFECT_ROUNDS, _EFFECT_CALLS, _IDLE_S, _IDLE_TIMES = 5, 12, 6.0, 2
-# Before each take of a round: none finds the power that the one before drew.
-_REST_S = 0.1
+# Rounds of (ours, nvbench); calls of each; calls under ncu, and of ours held against them.
+_ROUNDS, _CALLS, _NCU_CALLS = 3, 24, 8
+# Many short rounds: rounds scatter more than the calls of one.
+_RUNS, _RUN_ROUNDS, _RUN_CALLS = 5, 24, 12
+_EFFECT_ROUNDS, _EFFECT_CALLS, _IDLE_S, _IDLE_TIMES = 5, 10, 4.0, 2
+# Before each take of a round: none finds the power that the one before drew. Before each call that is held against ncu.
+_REST_S, _CALL_REST_S = 0.1, 0.03
 # Seconds that a part may take.
-_LIMITS = {"nvbench": 60, "ncu": 30, "effects": 60, "twins": 60}
+_LIMITS = {"nvbench": 60, "launches": 60, "effects": 60, "twins": 90}
 _NCU_METRICS = {"gpu__time_duration.sum": "time_us", "sm__cycles_elapsed.avg.per_second": "clock_mhz"}
 _SEED = 20
 
@@ -89,11 +94,13 @@ class How:
         flush: ``clean`` (L2 filled by reads), ``dirty`` (by writes) or ``none``.
         gated: launched behind the gate.
         ramped: the clocks are ramped up before.
+        apart: each call after a rest and a ramp-up of its own.
     """
 
     flush: str = "clean"
     gated: bool = True
     ramped: bool = True
+    apart: bool = False
 
 
 # -- in a part's process ----------------------------------------------------------------------------------------------
@@ -146,6 +153,9 @@ def observe(built: Built, calls: int, how: How = How(), dirt: Dirt | None = None
         device.ramp_up()
     trace.take()
     for _ in range(calls):
+        if how.apart:
+            time.sleep(_CALL_REST_S)
+            device.ramp_up()
         if how.flush == "clean":
             device.flush_l2()
         elif how.flush == "dirty":
@@ -190,8 +200,8 @@ def part_nvbench(folder: Path) -> dict[str, Any]:
     """Per call: ours and nvbench's in turn, round by round; nvbench runs once in the life of a process.
 
     Returns:
-        Per call, medians over rounds: ``harness`` (``cupti.block``), ``observed`` (the same with kernels apart),
-        ``dirty`` (flushed by writes) and ``nvbench``; or ``failed``.
+        Per call, medians over rounds: ``harness`` (``cupti.block``), ``dirty`` (flushed by writes), ``nvbench``, and
+        ``observed`` (kernels as ncu has them: no gate, each call after a rest); or ``failed``.
     """
     import cuda.bench as bench
 
@@ -213,7 +223,7 @@ def part_nvbench(folder: Path) -> dict[str, Any]:
 
         takes: dict[str, Callable[[Built], dict[str, float] | None]] = {
             "harness": lambda one: _harness(one, _CALLS),
-            "observed": lambda one: observe(one, _CALLS),
+            "observed": lambda one: observe(one, _NCU_CALLS, How(gated=False, apart=True)),
             "dirty": lambda one: observe(one, _CALLS, How(flush="dirty"), dirt),
             "nvbench": nvbench,
         }
@@ -253,26 +263,41 @@ def _medians(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return {f: _median([r[f] for r in runs]) for f in runs[0]} | {"runs_us": [round(r[time], 3) for r in runs]}
 
 
-def part_launches(call: str, folder: Path) -> dict[str, Any]:
-    """The child that ncu watches: flushes as we do, and asks for the profiler around each call."""
+def part_launches(folder: Path) -> dict[str, Any]:
+    """The process that ncu watches: every call some times over, each after a flush that is profiled with it.
+
+    Returns:
+        ``done``: the calls that came through, in order, each with as many windows; ``failed``: the others, and why.
+    """
     from cuda.bindings import driver
 
-    built = Built.of(call, folder)
     device = gpus.gpu()
-    built.program.run(built.loaded)
-    for _ in range(_NCU_CALLS):
-        device.ramp_up()
-        device.flush_l2()
-        device.synchronize()
-        gpus.checked(driver.cuProfilerStart())
-        built.program.run(built.loaded)
-        built.program.synchronize()
-        gpus.checked(driver.cuProfilerStop())
-    return {}
+    done, failed = [], {}
+    for call in CALLS:
+        try:
+            built = Built.of(call, folder)
+            built.program.run(built.loaded)
+            built.program.synchronize()
+        except Exception as error:
+            failed[call] = f"{type(error).__name__}: {error}"
+            continue
+        for _ in range(_NCU_CALLS):
+            device.ramp_up()
+            gpus.checked(driver.cuProfilerStart())
+            device.flush_l2()
+            device.synchronize()
+            built.program.run(built.loaded)
+            built.program.synchronize()
+            gpus.checked(driver.cuProfilerStop())
+        done.append(call)
+        built.program.release()
+    return {"done": done, "failed": failed}
 
 
 def part_effects(folder: Path) -> dict[str, Any]:
     """Per call and change: time and clock, and the ratio to ours, paired by round."""
+    idle_mhz = gpus.reading().clock_mhz
+    first = observe(Built.of(_IDLE, folder), 1, How(ramped=False)) | {"idle_mhz": idle_mhz}
     dirt = Dirt()
     changes: dict[str, tuple[How, bool]] = {
         "ours": (How(), False),
@@ -292,8 +317,8 @@ def part_effects(folder: Path) -> dict[str, Any]:
                 how, zero = changes[change]
                 one = replace(built, loaded=zeros) if zero else built
                 seen[change].append(observe(one, _EFFECT_CALLS, how, dirt))
-        if call in _IDLE:
-            seen["after idling"] = []
+        if call == _IDLE:
+            seen["first of a process"], seen["after idling"] = [first], []
             for _ in range(_IDLE_TIMES):
                 time.sleep(_IDLE_S)
                 idle_mhz = gpus.reading().clock_mhz
@@ -311,8 +336,10 @@ def _effect(times: Sequence[Mapping[str, float]], ours: Sequence[Mapping[str, fl
     if len(times) != len(ours):
         base = [_median(base)] * len(times)
     return {
-        "span_us": _median([t["span_us"] for t in times]),
-        "clock_mhz": _median([t["clock_mhz"] for t in times]),
+        figure: _median([t[figure] for t in times])
+        for figure in ("span_us", "clock_mhz", "idle_mhz")
+        if figure in times[0]
+    } | {
         "ratio": twin_ratio([(t["span_us"], o) for t, o in zip(times, base, strict=True)]),
     }
 
@@ -332,7 +359,7 @@ def _sustained(built: Built, burst_us: float) -> dict[str, float]:
 
 
 def part_twins(folder: Path) -> dict[str, Any]:
-    """The same case in two worker processes, in turn; new processes for every run.
+    """The same case in two worker processes, in turn; two others for every run.
 
     Returns:
         Per case the median time, the ratio of every run, and how far the rounds of a run scatter (median over runs).
@@ -342,23 +369,26 @@ def part_twins(folder: Path) -> dict[str, Any]:
     ratios: dict[str, list[float]] = {case: [] for case in TWINS}
     scatter: dict[str, list[float]] = {case: [] for case in TWINS}
     times: dict[str, list[float]] = {case: [] for case in TWINS}
-    for run in range(_RUNS):
-        pool = Pool(session.ROOT, device, device.threads)
-        try:
-            spec = WorkerSpec("cublas", Path(sys.executable), {"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
-            workers = [pool.start(spec, replica) for replica in (0, 1)]
-            with ThreadPoolExecutor(2) as threads:
-                list(threads.map(lambda worker: _loaded(worker, drawn), workers))
+    pool = Pool(session.ROOT, device, device.threads)
+    try:
+        spec = WorkerSpec("cublas", Path(sys.executable), {"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+        # All at once, which takes as long as two: they are idle until their run.
+        workers = [pool.start(spec, replica) for replica in range(2 * _RUNS)]
+        with ThreadPoolExecutor(len(workers)) as threads:
+            list(threads.map(lambda worker: _loaded(worker, drawn), workers))
+        for run in range(_RUNS):
+            twins = workers[2 * run : 2 * run + 2]
             for case in TWINS:
                 pairs = []
                 for number in range(_RUN_ROUNDS):
-                    pair = {w.replica: _twin_block(w, case) for w in (workers if (run + number) % 2 else workers[::-1])}
-                    pairs.append((pair[0], pair[1]))
+                    in_turn = twins if (run + number) % 2 else twins[::-1]
+                    taken = {w.replica: _twin_block(w, case) for w in in_turn}
+                    pairs.append((taken[2 * run], taken[2 * run + 1]))
                 ratios[case].append(twin_ratio(pairs))
                 scatter[case].append(spread(pairs))
                 times[case] += [a for a, _ in pairs]
-        finally:
-            pool.stop()
+    finally:
+        pool.stop()
     return {
         case: {"time_us": _median(times[case]), "ratios": ratios[case], "spread": _median(scatter[case])}
         for case in TWINS
@@ -449,30 +479,42 @@ def ncu_kernels(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def ncu_calls(kernels: Sequence[Mapping[str, Any]], calls: int) -> dict[str, float]:
-    """Medians over calls of the sum of their kernels' times, and of the longest kernel's clock.
+def ncu_windows(kernels: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """The kernels of every call: those between one flush and the next.
 
     Raises:
-        ValueError: the kernels are no multiple of the calls.
+        ValueError: a call without kernels, or kernels before the first flush.
     """
-    if not kernels or len(kernels) % calls:
-        raise ValueError(f"ncu saw {len(kernels)} kernels in {calls} calls.")
-    each = len(kernels) // calls
-    per_call = [kernels[i : i + each] for i in range(0, len(kernels), each)]
+    windows: list[list[Mapping[str, Any]]] = []
+    for kernel in kernels:
+        if kernel["kernel"].startswith(gpus.OWN_PREFIX):
+            windows.append([])
+        elif windows:
+            windows[-1].append(kernel)
+        else:
+            raise ValueError(f"ncu saw {kernel['kernel']} before any flush.")
+    if not all(windows):
+        raise ValueError("ncu saw a flush without a call.")
+    return windows
+
+
+def ncu_call(windows: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Of the windows of one call: medians of the sum of their kernels' times, and of the longest kernel's clock."""
     return {
-        "kernels_us": _median([sum(k["time_us"] for k in call) for call in per_call]),
-        "clock_mhz": _median([max(call, key=lambda k: k["time_us"])["clock_mhz"] for call in per_call]),
-        "kernels": each,
+        "kernels_us": _median([sum(k["time_us"] for k in call) for call in windows]),
+        "clock_mhz": _median([max(call, key=lambda k: k["time_us"])["clock_mhz"] for call in windows]),
+        "kernels": max(map(len, windows)),
+        "runs_us": [round(sum(k["time_us"] for k in call), 3) for call in windows],
     }
 
 
 # -- the study --------------------------------------------------------------------------------------------------------
 
 
-def _part(name: str, folder: Path, call: str = "", wrapper: Sequence[str] = ()) -> dict[str, Any]:
+def _part(name: str, folder: Path, wrapper: Sequence[str] = ()) -> dict[str, Any]:
     """Run one part in a process of its own; what it printed last, or how it failed."""
-    command = [*wrapper, sys.executable, "-m", "benchmarks.agreement", "--part", name, "--call", call]
-    limit = _LIMITS["ncu" if name == "launches" else name]
+    command = [*wrapper, sys.executable, "-m", "benchmarks.agreement", "--part", name]
+    limit = _LIMITS[name]
     try:
         done = subprocess.run(
             [*command, "--folder", str(folder)], cwd=session.ROOT, capture_output=True, text=True, timeout=limit
@@ -488,18 +530,23 @@ def _part(name: str, folder: Path, call: str = "", wrapper: Sequence[str] = ()) 
     return answer
 
 
-def _ncu(call: str, folder: Path) -> dict[str, Any]:
+def _ncu(folder: Path) -> dict[str, dict[str, Any]]:
+    """Per call what ncu counted, or ``failed``."""
     log = folder / "ncu.csv"
-    log.unlink(missing_ok=True)
     command = ["ncu", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
     command += ["--metrics", ",".join(_NCU_METRICS), "--csv", "--page", "raw", "--print-units", "base"]
-    answer = _part("launches", folder, call, [*command, "--log-file", str(log)])
-    if "failed" in answer:
-        return answer | {"log": log.read_text()[-300:] if log.is_file() else ""}
+    answer = _part("launches", folder, [*command, "--log-file", str(log)])
+    if "done" not in answer:
+        said = log.read_text()[-300:] if log.is_file() else ""
+        return {call: answer | {"log": said} for call in CALLS}
     try:
-        return ncu_calls(ncu_kernels(log.read_text()), _NCU_CALLS)
+        windows = ncu_windows(ncu_kernels(log.read_text()))
+        if len(windows) != _NCU_CALLS * len(answer["done"]):
+            raise ValueError(f"ncu saw {len(windows)} calls in place of {_NCU_CALLS} of each of {len(answer['done'])}.")
     except (ValueError, KeyError, OSError) as error:
-        return {"failed": f"{type(error).__name__}: {error}"}
+        return {call: {"failed": f"{type(error).__name__}: {error}"} for call in CALLS}
+    counted = {call: ncu_call(windows[i * _NCU_CALLS : (i + 1) * _NCU_CALLS]) for i, call in enumerate(answer["done"])}
+    return counted | {call: {"failed": why} for call, why in answer["failed"].items()}
 
 
 def study(write: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -518,12 +565,14 @@ def study(write: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         try:
             _draw(arena, folder)
             timed = _part("nvbench", folder)
+            document["events_us"] = events_us(timed)
+            counted = _ncu(folder)
             for call, (impl, case) in CALLS.items():
                 one: dict[str, Any] = {"impl": impl, "case": case, **(timed if "failed" in timed else timed[call])}
                 document["calls"][call] = one
-                one["ncu"] = _ncu(call, folder)
-                one["agrees"] = _verdicts(one)
-                write(document)
+                one["ncu"] = counted[call]
+                one["agrees"] = _verdicts(one, document["events_us"])
+            write(document)
             document["twins"] = _part("twins", folder)
             for seen in document["twins"].values():
                 if isinstance(seen, dict):
@@ -536,15 +585,24 @@ def study(write: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     return document
 
 
-def _verdicts(call: Mapping[str, Any]) -> dict[str, bool | None]:
+def events_us(timed: Mapping[str, Any]) -> float | None:
+    """What nvbench's events cost: what it gives the least launch beyond ours; None where one of the two is missing."""
+    least = timed.get("least launch", {"failed": ""})
+    return None if "failed" in least else round(least["nvbench"]["time_us"] - least["dirty"]["span_us"], 4)
+
+
+def _verdicts(call: Mapping[str, Any], events: float | None) -> dict[str, bool | None]:
     """Per tool, whether it agrees; None where one of the two has no time.
 
-    nvbench is held against the span with the same kind of flush, ncu against the kernels' durations.
+    nvbench is held against the span with the same kind of flush, as it is and less what its events cost (which is
+    nothing beside a long call: None there); ncu against the kernels' durations.
     """
     if "failed" in call:
-        return {"nvbench": None, "ncu": None}
+        return {"nvbench": None, "nvbench_less_events": None, "ncu": None}
+    ours, theirs = call["dirty"]["span_us"], call["nvbench"]["time_us"]
+    less = None if events is None or ours > LONG_US else agrees(ours, theirs - events)
     ncu = None if "failed" in call["ncu"] else agrees(call["observed"]["kernels_us"], call["ncu"]["kernels_us"])
-    return {"nvbench": agrees(call["dirty"]["span_us"], call["nvbench"]["time_us"]), "ncu": ncu}
+    return {"nvbench": agrees(ours, theirs), "nvbench_less_events": less, "ncu": ncu}
 
 
 def _draw(arena: buffers.Arena, folder: Path) -> None:
@@ -589,22 +647,30 @@ def markdown(document: Mapping[str, Any]) -> str:
         return f"{us(theirs)} ({theirs - ours:+.2f} us, {100 * (theirs / ours - 1):+.1f} %){'' if agree else ' **no**'}"
 
     lines = [
-        "| call | ours | flushed by writes | nvbench | kernels alone | ncu | MHz: ours, nvbench, ncu |",
-        "|---|---|---|---|---|---|---|",
+        "| call | ours | flushed by writes | nvbench | less events | kernels alone | ncu | MHz: ours, nvbench, ncu | "
+        "ncu's cycles |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for call, one in document["calls"].items():
         if "failed" in one:
-            lines.append(f"| {call} | failed: {one['failed']} ||||||")
+            lines.append(f"| {call} | failed: {one['failed']} ||||||||")
             continue
         ours, kernels = one["harness"]["span_us"], one["observed"]["kernels_us"]
         # The first studies did not flush by writes: nvbench stands beside our own flush there.
         dirty = one["dirty"]["span_us"] if "dirty" in one else None
         clocks = [one["harness"]["clock_mhz"], one["nvbench"]["clock_mhz"], one["ncu"].get("clock_mhz")]
+        # What the events cost is known where the study took it, and is nothing beside a long call.
+        less, cycles = "-", "-"
+        if (verdict := one["agrees"].get("nvbench_less_events")) is not None:
+            less = f"{one['nvbench']['time_us'] - document['events_us'] - (dirty or ours):+.2f} us"
+            less += "" if verdict else " **no**"
+        if ours > LONG_US and "kernels_us" in one["ncu"]:
+            cycles = f"{100 * (one['ncu']['kernels_us'] * clocks[2] / (ours * clocks[0]) - 1):+.2f} %"
         lines.append(
             f"| {call} | {us(ours)} us | {'-' if dirty is None else us(dirty)} | "
-            f"{against(one['nvbench']['time_us'], dirty or ours, one['agrees']['nvbench'])} | {us(kernels)} | "
+            f"{against(one['nvbench']['time_us'], dirty or ours, one['agrees']['nvbench'])} | {less} | {us(kernels)} | "
             f"{against(one['ncu'].get('kernels_us'), kernels, one['agrees']['ncu'])} | "
-            f"{', '.join('-' if c is None else f'{c:.0f}' for c in clocks)} |"
+            f"{', '.join('-' if c is None else f'{c:.0f}' for c in clocks)} | {cycles} |"
         )
     lines += [
         "",
@@ -631,7 +697,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="the file (default results/records/<machine>/agreement.json)")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print the tables of a file")
-    for name in ("--part", "--call", "--folder"):
+    for name in ("--part", "--folder"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.show:
@@ -641,7 +707,7 @@ def main() -> None:
         folder = Path(arguments.folder)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "nvbench": lambda: part_nvbench(folder),
-            "launches": lambda: part_launches(arguments.call, folder),
+            "launches": lambda: part_launches(folder),
             "effects": lambda: part_effects(folder),
             "twins": lambda: part_twins(folder),
         }

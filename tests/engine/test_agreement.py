@@ -51,18 +51,32 @@ def test_ncu_without_a_table_or_with_another_unit_is_an_error():
         agreement.ncu_kernels(text.replace('"ns"', '"fortnight"'))
 
 
+def kernel(name: str, time_us: float = 1.0, clock_mhz: float = 1500.0) -> dict:
+    return {"kernel": name, "time_us": time_us, "clock_mhz": clock_mhz}
+
+
+FLUSH = kernel("ridgemark_read", 130.0)
+
+
+def test_a_call_s_kernels_are_those_after_its_flush():
+    product, split = kernel("nvjet", 10.0), kernel("splitKreduce", 2.0)
+    windows = agreement.ncu_windows([FLUSH, product, FLUSH, product, split])
+    assert windows == [[product], [product, split]]
+    with pytest.raises(ValueError, match="without a call"):
+        agreement.ncu_windows([FLUSH, FLUSH, product])
+    with pytest.raises(ValueError, match="nvjet before any flush"):
+        agreement.ncu_windows([product, FLUSH])
+    assert agreement.ncu_windows([]) == []
+
+
 def test_a_call_s_kernels_add_up_and_the_longest_gives_the_clock():
-    kernels = [
-        {"time_us": 2.0, "clock_mhz": 1900.0},
-        {"time_us": 10.0, "clock_mhz": 1500.0},
-        {"time_us": 4.0, "clock_mhz": 1901.0},
-        {"time_us": 12.0, "clock_mhz": 1502.0},
+    windows = [
+        [kernel("a", 2.0, 1900.0), kernel("b", 10.0, 1500.0)],
+        [kernel("a", 4.0, 1901.0), kernel("b", 12.0, 1502.0)],
     ]
-    assert agreement.ncu_calls(kernels, 2) == {"kernels_us": 14.0, "clock_mhz": 1501.0, "kernels": 2}
-    with pytest.raises(ValueError, match="4 kernels in 3 calls"):
-        agreement.ncu_calls(kernels, 3)
-    with pytest.raises(ValueError, match="0 kernels"):
-        agreement.ncu_calls([], 3)
+    found = agreement.ncu_call(windows)
+    assert (found["kernels_us"], found["clock_mhz"], found["kernels"]) == (14.0, 1501.0, 2)
+    assert found["runs_us"] == [12.0, 16.0]
 
 
 def test_agreement_is_a_share_of_long_times_and_a_constant_of_short_ones():
@@ -93,14 +107,31 @@ def test_a_failed_part_says_how_and_keeps_the_others(tmp_path, monkeypatch):
     assert set(no_inputs) == {"failed"} and no_inputs["failed"]
     monkeypatch.setattr(agreement, "_LIMITS", {"effects": 0.01})
     assert agreement._part("effects", tmp_path) == {"failed": "It took more than 0.01 s."}
-    assert "No such file" in agreement._part("effects", tmp_path, wrapper=["no-such-tool"])["failed"]
+    assert "No such file" in agreement._part("effects", tmp_path, ["no-such-tool"])["failed"]
 
 
 def test_without_a_time_there_is_no_verdict():
     right = {"dirty": {"span_us": 12.5}, "observed": {"kernels_us": 10.0}, "nvbench": {"time_us": 14.0}}
-    assert agreement._verdicts(right | {"ncu": {"kernels_us": 13.0}}) == {"nvbench": True, "ncu": False}
-    assert agreement._verdicts(right | {"ncu": {"failed": "x"}}) == {"nvbench": True, "ncu": None}
-    assert agreement._verdicts({"failed": "x", "ncu": {"kernels_us": 13.0}}) == {"nvbench": None, "ncu": None}
+    assert agreement._verdicts(right | {"ncu": {"kernels_us": 13.0}}, None) == {
+        "nvbench": True,
+        "nvbench_less_events": None,
+        "ncu": False,
+    }
+    assert agreement._verdicts(right | {"ncu": {"failed": "x"}}, None)["ncu"] is None
+    assert set(agreement._verdicts({"failed": "x", "ncu": {"kernels_us": 13.0}}, 2.3).values()) == {None}
+
+
+def test_what_the_events_cost_is_what_nvbench_gives_the_least_launch_beyond_ours():
+    timed = {"least launch": {"dirty": {"span_us": 1.0}, "nvbench": {"time_us": 3.3}}}
+    assert agreement.events_us(timed) == 2.3
+    assert agreement.events_us({"least launch": {"failed": "x"}}) is None
+    assert agreement.events_us({"failed": "It took more than 1 s."}) is None
+    short = {"dirty": {"span_us": 6.0}, "nvbench": {"time_us": 8.4}, "ncu": {"failed": "x"}}
+    assert agreement._verdicts(short, 2.3) == {"nvbench": False, "nvbench_less_events": True, "ncu": None}
+    assert not agreement._verdicts(short | {"nvbench": {"time_us": 10.4}}, 2.3)["nvbench_less_events"]
+    # Two per cent of a long call are more than the events, which are not taken off there.
+    long = {"dirty": {"span_us": 1000.0}, "nvbench": {"time_us": 1020.5}, "ncu": {"failed": "x"}}
+    assert agreement._verdicts(long, 2.3) == {"nvbench": False, "nvbench_less_events": None, "ncu": None}
 
 
 ONE = {
@@ -113,17 +144,23 @@ ONE = {
 
 
 def test_nvbench_stands_beside_our_time_with_the_same_kind_of_flush():
-    like = ONE | {"dirty": {"span_us": 41.0}}
-    document = {"calls": {"a": ONE, "b": like, "c": {"failed": "It took more than 1 s."}}}
+    like = ONE | {"dirty": {"span_us": 41.0}, "agrees": ONE["agrees"] | {"nvbench_less_events": True}}
+    document = {"events_us": 2.3, "calls": {"a": ONE, "b": like, "c": {"failed": "It took more than 1 s."}}}
     a, b, c = agreement.markdown(document).splitlines()[2:5]
-    assert "| 33.00 us | - | 44.00 (+11.00 us, +33.3 %) **no** | 33.00 | 34.00 (+1.00 us, +3.0 %) |" in a
-    assert "| 33.00 us | 41.00 | 44.00 (+3.00 us, +7.3 %) **no** |" in b
+    assert "| 33.00 us | - | 44.00 (+11.00 us, +33.3 %) **no** | - | 33.00 | 34.00 (+1.00 us, +3.0 %) |" in a
+    assert "| 33.00 us | 41.00 | 44.00 (+3.00 us, +7.3 %) **no** | +0.70 us |" in b
     assert "It took more than 1 s." in c
 
 
 def test_a_tool_without_a_time_is_shown_as_failed():
     document = {"calls": {"a": ONE | {"ncu": {"failed": "x"}, "agrees": {"nvbench": True, "ncu": None}}}}
-    assert agreement.markdown(document).splitlines()[2].endswith("| 33.00 | failed | 1845, 1804, - |")
+    assert agreement.markdown(document).splitlines()[2].endswith("| 33.00 | failed | 1845, 1804, - | - |")
+    # Where power decides the clock, the same cycles take another time.
+    long = ONE | {
+        "harness": {"span_us": 1000.0, "clock_mhz": 1500.0},
+        "ncu": {"kernels_us": 976.0, "clock_mhz": 1538.0},
+    }
+    assert agreement.markdown({"calls": {"a": long}}).splitlines()[2].endswith("| +0.07 % |")
 
 
 @pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("results/records/*/agreement.json")))
