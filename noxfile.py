@@ -146,14 +146,13 @@ def lock(session: nox.Session, stack: str) -> None:
 
 
 @nox.session
-@nox.parametrize("stack", [nox.param(s, id=s) for s in ("cublas", "triton")])
+@nox.parametrize("stack", [nox.param(s, id=s) for s in ("cublas", "pallas", "triton")])
 def tune(session: nox.Session, stack: str) -> None:
     """Search, on this machine's GPU, what a stack's kernels run with; arguments (--seconds 300) go to the search."""
     harness(session)
     find = ("-m", "benchmarks.engine.environments", "find", stack, "--family", "cuda")
     python = session.run(str(HARNESS / "bin" / "python"), *find, external=True, silent=True)
-    search = ("benchmarks.tune",) if stack == "cublas" else ("benchmarks.tuning", stack)
-    session.run(str(python).strip(), "-m", *search, *session.posargs, external=True)
+    session.run(str(python).strip(), "-m", "benchmarks.tuning", stack, *session.posargs, external=True)
 
 
 @nox.session

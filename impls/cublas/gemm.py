@@ -8,10 +8,9 @@ f32 may. A grouped case is one product per group, launched one after the other. 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +29,10 @@ if TYPE_CHECKING:
     from impls.cublas.kernels.lt import Candidate, Problem
 
 WORKSPACE_BYTES = 32 * 2**20
+# An algorithm's description holds for one version of this package.
+_LIBRARY = "nvidia-cublas"
+# Candidates that tuning asks the heuristic for; of 13.1 it has had eight at the most.
+_MOST = 32
 
 
 class Default(Implementation):
@@ -78,32 +81,43 @@ class Searched(Default):
     summary: ClassVar[str] = "cuBLASLt, the fastest of its candidates on this device, searched beforehand"
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """What nobody has searched on this device, and groups."""
+        """Groups. What nobody has searched on this device is known to ``prepare``: tuning comes before."""
         assert isinstance(case, Gemm)
         if case.groups is not None:
             return "Grouped products are not searched: cublas.default has them."
-        reason = super().refuses(case, device)
-        if reason is None and case.id not in _choices(device.name).get("cases", {}):
-            reason = "No algorithm has been searched for this case on this device: run python -m benchmarks.tune."
-        return reason
+        return super().refuses(case, device)
 
     def prepare(self, case: Case, device: Device) -> Program:
         """The algorithm that was chosen.
 
         Raises:
-            Unsupported: it was chosen with another cuBLASLt.
+            Unsupported: none was, or with another cuBLAS.
         """
         assert isinstance(case, Gemm)
-        import torch  # noqa: F401 (loads the library)
-
+        kept = tuned.file(Path(__file__).parent, device.name)
+        choice = dict(tuned.choices(kept, self.name)).get(case)
+        if choice is None:
+            raise Unsupported('No algorithm has been searched for this case on this device: run nox -s "tune(cublas)".')
+        searched, here = tuned.versions(kept).get(_LIBRARY), metadata.version(_LIBRARY)
+        if searched != here:
+            raise Unsupported(f"It was searched with cuBLAS {searched}; here is {here}: search again.")
         from impls.cublas.kernels import lt
 
-        choices = _choices(device.name)
-        if choices["cublaslt"] != lt.version():
-            raise Unsupported(
-                f"It was searched with cuBLASLt {choices['cublaslt']}; here is {lt.version()}: search again."
-            )
-        return Product(case, fused_epilogue(case), lt.Candidate(**choices["cases"][case.id]["candidate"]))
+        return self.build(case, device, lt.Candidate.of(choice))
+
+    def space(self, case: Gemm) -> list[Candidate]:
+        """What tuning tries: the heuristic's candidates, which only the library on the device can tell."""
+        program = Product(case, fused_epilogue(case))
+        candidates = program.candidates(_MOST)
+        program.release()
+        return candidates
+
+    def build(self, case: Gemm, device: Device, candidate: Candidate) -> Product:
+        """The case by the given algorithm."""
+        return Product(case, fused_epilogue(case), candidate)
+
+    def compile_ahead(self, case: Gemm, candidate: Candidate, arch: str) -> None:
+        """Nothing: the kernels lie in the library."""
 
 
 class Graph(Default):
@@ -152,17 +166,6 @@ def _steps(case: Gemm, fused: str) -> list[str]:
     return [step for step in case.epilogue.split("+") if step not in (*fused.split("+"), "none")]
 
 
-def tuned_file(device_name: str) -> Path:
-    """Where the choices for a device are kept: ``NVIDIA H200`` -> ``tuned/h200.json``."""
-    return tuned.file(Path(__file__).parent, device_name)
-
-
-@cache
-def _choices(device_name: str) -> dict[str, Any]:
-    file = tuned_file(device_name)
-    return json.loads(file.read_text()) if file.is_file() else {}
-
-
 @dataclass
 class _Loaded:
     """One input set on the device, and the launches of one call over it."""
@@ -207,7 +210,7 @@ class Product(Program):
             "cublaslt": lt.version(),
             "workspace_bytes": lt.WORKSPACE_BYTES,
             "epilogue_kernels": self._steps,
-            "algorithm": found[0].config(),
+            "algorithm": found[0].described(),
         }
 
     def candidates(self, most: int) -> list[Candidate]:
@@ -228,10 +231,8 @@ class Product(Program):
         output = self._torch.empty(spec.shape, dtype=self._arrays.torch_dtype(spec.dtype), device="cuda")
         return self._bound(tensors, output)
 
-    def rebound(self, loaded: _Loaded, candidate: Candidate) -> _Loaded:
-        """The same inputs and output, computed by another algorithm: what a search times."""
-        [(problem, _)] = self._problems
-        self._chosen[problem] = candidate
+    def over(self, loaded: _Loaded) -> _Loaded:
+        """The inputs and output that another program of the case has loaded, computed by this one's algorithm."""
         return self._bound(loaded.inputs, loaded.output)
 
     def _bound(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> _Loaded:

@@ -21,6 +21,13 @@ def file(stack: Path, device_name: str) -> Path:
 
 
 @cache
+def versions(kept: Path) -> dict[str, str]:
+    """The library's version that the choices were made with; empty where there is no such file."""
+    found: dict[str, str] = json.loads(kept.read_text())["versions"] if kept.is_file() else {}
+    return found
+
+
+@cache
 def choices(kept: Path, implementation: str) -> list[tuple[Case, dict[str, Any]]]:
     """The cases that were tuned for an implementation, and what was chosen; none where there is no such file."""
     chosen = json.loads(kept.read_text())["choices"] if kept.is_file() else {}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from impls.contract import Device
-from impls.cublas.gemm import Default, Searched, _problems, tuned_file
+from impls.cublas.gemm import Default, _problems
 from impls.workloads.base import parse_case
 
 H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 1 << 37)
@@ -51,11 +51,3 @@ def test_what_the_library_has_not_is_refused_in_a_sentence(spec):
     reason = Default().refuses(parse_case(f"gemm:{spec}"), H200)
     assert reason is not None
     assert reason.endswith(".")
-
-
-def test_searched_refuses_what_was_never_searched():
-    assert "searched" in Searched().refuses(parse_case("gemm:123x64x64:bf16"), H200)
-
-
-def test_choices_are_kept_by_device():
-    assert tuned_file("NVIDIA H200").name == "h200.json"

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from importlib import metadata
+from pathlib import Path
+
 import pytest
 
-from impls.contract import Device
-from impls.cublas.gemm import Default, Graph, Unfused
+from impls.contract import Device, Unsupported
+from impls.cublas import gemm
+from impls.cublas.gemm import Default, Graph, Searched, Unfused
+from impls.cublas.kernels.lt import Candidate
+from impls.support import tuned
 from impls.workloads.base import parse_case
 
 H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 1 << 37)
@@ -41,3 +48,42 @@ def test_gelu_of_an_f32_result_is_a_kernel_of_its_own():
         assert Default().traffic_bytes(case) - case.compulsory_bytes() == again * 2 * (64 * 32 * 4)
     case = parse_case("gemm:64x32x16:bf16:bias+gelu")
     assert Default().traffic_bytes(case) == case.compulsory_bytes()
+
+
+@pytest.fixture
+def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a search kept: one case, with cuBLAS 13.1; 13.1 is installed."""
+    kept = tmp_path / "h200.json"
+    choice = {"algo": "42" * 64, "workspace": 4, "rank": 1, "tile": 24}
+    chosen = {"cublas.searched": {"gemm:64x64x64:bf16": {"choice": choice, "time_us": 1.0}}}
+    kept.write_text(json.dumps({"versions": {"nvidia-cublas": "13.1"}, "choices": chosen}))
+    monkeypatch.setattr(tuned, "file", lambda stack, device_name: kept)
+    monkeypatch.setattr(metadata, "version", {"nvidia-cublas": "13.1"}.__getitem__)
+    return kept
+
+
+def test_searched_takes_what_was_chosen(searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "Product", lambda case, fused, candidate: (case.id, fused, candidate))
+    program = Searched().prepare(parse_case("gemm:64x64x64:bf16"), H200)
+    assert program == ("gemm:64x64x64:bf16", "none", Candidate("42" * 64, 4, 1))
+
+
+def test_searched_runs_nothing_that_was_not_searched_or_with_another_library(
+    searched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Unsupported, match="No algorithm has been searched"):
+        Searched().prepare(parse_case("gemm:123x64x64:bf16"), H200)
+    monkeypatch.setattr(metadata, "version", {"nvidia-cublas": "13.2"}.__getitem__)
+    with pytest.raises(Unsupported, match=r"with cuBLAS 13\.1; here is 13\.2"):
+        Searched().prepare(parse_case("gemm:64x64x64:bf16"), H200)
+
+
+def test_committed_choices_are_read() -> None:
+    kept = tuned.file(Path(gemm.__file__).parent, H200.name)
+    choices = dict(tuned.choices(kept, "cublas.searched"))
+    for case, choice in choices.items():
+        assert Searched().refuses(case, H200) is None
+        # cublasLtMatmulAlgo_t is 64 bytes.
+        assert len(bytes.fromhex(Candidate.of(choice).algo)) == 64
+    assert parse_case("gemm:8192x8192x8192:bf16") in choices
+    assert list(tuned.versions(kept)) == [gemm._LIBRARY]

@@ -8,7 +8,7 @@ the whole of it too, but has to be carried to nodes whose system Python lacks it
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -82,12 +82,27 @@ class Problem:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One algorithm for a problem: cuBLASLt's opaque description as hex digits, and the workspace it wants."""
+    """One algorithm for a problem: cuBLASLt's opaque description as hex digits, and the workspace it wants.
+
+    Attributes:
+        algo, workspace: as described.
+        rank: its place in the heuristic's order.
+    """
 
     algo: str
     workspace: int
+    rank: int = 0
 
-    def config(self) -> dict[str, int]:
+    def config(self) -> dict[str, Any]:
+        """As a tuned file keeps it: what ``of`` reads, and what the description says of itself."""
+        return {"algo": self.algo, "workspace": self.workspace, "rank": self.rank} | self.described()
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Candidate:
+        """Back from ``config``."""
+        return cls(config["algo"], config["workspace"], config["rank"])
+
+    def described(self) -> dict[str, int]:
         """What the description says of itself, as far as cublasLtMatmulAlgoConfigGetAttribute tells.
 
         A ``split_k`` of -1 is the library's own balancing of pieces of K.
@@ -202,7 +217,8 @@ class Product:
         if status == 15:  # CUBLAS_STATUS_NOT_SUPPORTED
             return []
         _check("cublasLtMatmulAlgoGetHeuristic", status)
-        return [Candidate(bytes(h.algo).hex(), h.workspace) for h in found[: count.value] if h.state == 0]
+        usable = (h for h in found[: count.value] if h.state == 0)
+        return [Candidate(bytes(h.algo).hex(), h.workspace, rank) for rank, h in enumerate(usable)]
 
     def launcher(self, candidate: Candidate, addresses: Sequence[int], workspace: int, stream: int) -> Any:
         """A function without arguments that launches the product.
