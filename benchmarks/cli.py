@@ -468,10 +468,13 @@ def _sustained(cases: str | None, chosen: tuple[Case, ...]) -> frozenset[str]:
     """Ids of the cases that their file also wants back to back, and of the ceilings of power that go with them."""
     named = {e.case.id for e in case_files.load(cases) if "sustained" in e.regimes} if cases else set()
     if named:
-        # A buffer that two input sets hold in L2 tells nothing of memory.
-        powers = (c for c in chosen if isinstance(c, Ceiling) and (c.probe in ("rate", "exp") or c.bytes >= 128 << 20))
-        named |= {c.id for c in powers}
+        named |= {c.id for c in chosen if isinstance(c, Ceiling) and _draws_power(c)}
     return frozenset(c.id for c in chosen if c.id in named)
+
+
+def _draws_power(case: Ceiling) -> bool:
+    """Whether the ceiling is another one back to back. Of buffers that two sets leave in L2, one pass tells nothing."""
+    return case.probe in ("rate", "exp") or case.bytes >= 128 << 20 or (case.bytes > 0 and case.repeats > 1)
 
 
 def _implementations(patterns: list[str] | None) -> tuple[Implementation, ...]:

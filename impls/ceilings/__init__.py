@@ -72,10 +72,12 @@ _GPU_EXP_REPEATS = 40 << 16
 # Bytes of one cold pass: R(bytes), from a decode step's activations to the caches of keys and values of 64 sequences.
 # Larger ones would tell little more and cost a first run a minute.
 _GPU_SIZES_MIB = (1, 8, 32, 128, 512, 2048)
+# Working sets that stay in L2 (50 MiB of an H100 or H200, in two halves), gone over until 2 GiB have moved.
+_GPU_L2_MIB = (4, 24)
 
 
 def gpu_ceiling_cases(dtypes: Iterable[str]) -> list[Ceiling]:
-    """The ceilings worth measuring on a GPU: rates, exponentials, the launch, and single cold passes by size."""
+    """The ceilings worth measuring on a GPU: rates, exponentials, the launch, single cold passes by size, and L2."""
     cases = [Ceiling("launch"), Ceiling("exp", dtype=EXP_DTYPES[0], repeats=_GPU_EXP_REPEATS)]
     cases += [
         Ceiling("rate", dtype=d, repeats=_GPU_RATE_REPEATS.get(d, _GPU_NARROW_REPEATS))
@@ -83,7 +85,8 @@ def gpu_ceiling_cases(dtypes: Iterable[str]) -> list[Ceiling]:
         if d in RATE_DTYPES and d != "f64"
     ]
     cases += [Ceiling("read", bytes=size * _MIB, repeats=1) for size in _GPU_SIZES_MIB]
-    return cases + [Ceiling("copy", bytes=size * _MIB // 2, repeats=1) for size in _GPU_SIZES_MIB]
+    cases += [Ceiling("copy", bytes=size * _MIB // 2, repeats=1) for size in _GPU_SIZES_MIB]
+    return cases + [case for size in _GPU_L2_MIB for case in _both(size * _MIB, 2 * _GIB)]
 
 
 def _both(working_set: int, traffic: int) -> list[Ceiling]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from impls.ceilings import cpu_ceiling_cases
+from impls.ceilings import cpu_ceiling_cases, gpu_ceiling_cases
+from impls.workloads.base import parse_case
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MACHINES = {
@@ -54,3 +55,16 @@ def test_work_grows_with_the_threads() -> None:
     for small, large in zip(few, many, strict=True):
         if small.probe in ("rate", "exp"):
             assert large.repeats == 32 * small.repeats
+
+
+def test_a_gpu_s_memory_is_swept_once_cold_and_its_l2_often() -> None:
+    cases = gpu_ceiling_cases(["bf16"])
+    l2 = 50 * MIB
+    for probe in ("read", "copy"):
+        moved = {c.id: c.bytes * (2 if probe == "copy" else 1) for c in cases if c.probe == probe}
+        once = [size for i, size in moved.items() if parse_case(i).repeats == 1]
+        often = [size for i, size in moved.items() if parse_case(i).repeats > 1]
+        assert (min(once), max(once)) == (1 * MIB, 2 * GIB)
+        assert often
+        assert max(often) < l2
+        assert all(GIB < c.compulsory_bytes() <= 2 * GIB for c in cases if c.probe == probe and c.repeats > 1)
