@@ -77,11 +77,14 @@ _GPU_L2_MIB = (4, 24)
 
 
 def gpu_ceiling_cases(dtypes: Iterable[str]) -> list[Ceiling]:
-    """The ceilings worth measuring on a GPU: rates, exponentials, the launch, single cold passes by size, and L2."""
+    """The ceilings worth measuring on a GPU: rates, exponentials, the launch, single cold passes by size, and L2.
+
+    The rate of f32 is always among them: what surrounds the products of any dtype is computed there.
+    """
     cases = [Ceiling("launch"), Ceiling("exp", dtype=EXP_DTYPES[0], repeats=_GPU_EXP_REPEATS)]
     cases += [
         Ceiling("rate", dtype=d, repeats=_GPU_RATE_REPEATS.get(d, _GPU_NARROW_REPEATS))
-        for d in dict.fromkeys(dtypes)
+        for d in dict.fromkeys([*dtypes, "f32"])
         if d in RATE_DTYPES and d != "f64"
     ]
     cases += [Ceiling("read", bytes=size * _MIB, repeats=1) for size in _GPU_SIZES_MIB]

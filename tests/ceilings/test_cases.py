@@ -57,6 +57,12 @@ def test_work_grows_with_the_threads() -> None:
             assert large.repeats == 32 * small.repeats
 
 
+def test_a_gpu_s_f32_rate_is_always_measured_and_once() -> None:
+    for dtypes in (["bf16"], ["f32", "bf16"]):
+        rates = [c.dtype for c in gpu_ceiling_cases(dtypes) if c.probe == "rate"]
+        assert sorted(rates) == ["bf16", "f32"]
+
+
 def test_a_gpu_s_memory_is_swept_once_cold_and_its_l2_often() -> None:
     cases = gpu_ceiling_cases(["bf16"])
     l2 = 50 * MIB
