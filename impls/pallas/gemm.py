@@ -97,12 +97,25 @@ class Triton(Implementation):
     def prepare(self, case: Case, device: Device) -> Program:
         """Lowers and compiles the case."""
         assert isinstance(case, Gemm)
+        chosen, source = tiling.triton_gemm(case, device.name)
+        program = self.build(case, device, chosen)
+        program.config |= tiling.record(chosen, source)
+        return program
+
+    def space(self, case: Case) -> list[Any]:
+        """Tilings worth a look."""
+        return tiling.triton_space(case)
+
+    def build(self, case: Case, device: Device, choice: Any) -> Program:
+        """The case by a tiling."""
+        assert isinstance(case, Gemm)
         from impls.pallas.kernels import triton_gemm
         from impls.pallas.kernels.program import Compiled
 
-        chosen = tiling.triton_gemm(case)
-        function = triton_gemm.function(case, chosen, interpret=device.kind == "cpu")
-        return Compiled(case, device, function, tiling.record(chosen, "untuned"))
+        return Compiled(case, device, triton_gemm.function(case, choice, interpret=device.kind == "cpu"), {})
+
+    def compile_ahead(self, case: Case, choice: Any, arch: str) -> None:
+        """Nothing: a kernel is compiled with its program, and JAX keeps none for another process."""
 
 
 class Tpu(Implementation):

@@ -19,7 +19,6 @@ from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
 _STACK = Path(__file__).parent
-_NAME = "pallas.mosaic_gpu"
 #: Shared memory a block of an H100 or H200 may have: 227 KiB (CUDA C++ programming guide, compute capability 9.0).
 SHARED_BYTES = 227 * 1024
 #: Rows of C that are few: they fill no tile, and time goes into reading B.
@@ -143,16 +142,49 @@ class TritonAttentionTiling(_Choice):
     stages: int = 3
 
 
-def triton_gemm(case: Gemm) -> TritonGemmTiling:
-    """Tiles no larger than the case; 128 x 128 where it is large. Triton multiplies 16 at least."""
+def triton_gemm(case: Gemm, device_name: str) -> tuple[TritonGemmTiling, str]:
+    """The tiling of a GEMM by the older lowering and where it comes from.
+
+    Untuned, tiles no larger than the case, 128 x 128 where it is large. Triton multiplies 16 at least.
+    """
+    kept = _kept(device_name, TritonGemmTiling)
+    near = case if case in kept else _nearest(case, kept)
+    if near is not None and case.m >= kept[near].rows and case.n >= kept[near].cols:
+        return kept[near], _source(case, near)
     depth = 64 // dtype(case.dtype).bytes
-    return TritonGemmTiling(_power(case.m), _power(case.n), min(depth, _power(case.k, 32)))
+    return TritonGemmTiling(_power(case.m), _power(case.n), min(depth, _power(case.k, 32))), "untuned"
 
 
-def triton_attention(case: Attention) -> TritonAttentionTiling:
-    """128 queries and 64 keys; fewer keys where heads are wide, fewer queries where there are few."""
+def triton_attention(case: Attention, device_name: str) -> tuple[TritonAttentionTiling, str]:
+    """The tiling of a forward pass by the older lowering and where it comes from.
+
+    Untuned, 128 queries and 64 keys; fewer keys where heads are wide, fewer queries where there are few.
+    """
+    for other, tiling in _kept(device_name, TritonAttentionTiling).items():
+        alike = (other.d, other.mask, dtype(other.dtype).bytes) == (case.d, case.mask, dtype(case.dtype).bytes)
+        if alike and case.sq >= tiling.rows:
+            return tiling, _source(case, other)
     wide = case.d > 128
-    return TritonAttentionTiling(_power(case.sq), 32 if wide else 64, 8 if wide else 4, 2 if wide else 3)
+    rows = _power(case.sq)
+    return TritonAttentionTiling(rows, 32 if wide else 64, 8 if wide else 4, 2 if wide else 3), "untuned"
+
+
+def triton_space(case: Case) -> list[Any]:
+    """Tilings of the older lowering that are worth a look on Hopper."""
+    if isinstance(case, Attention):
+        shapes = ((128, 64), (128, 128), (64, 64), (128, 32)) if case.d <= 128 else ((128, 32), (64, 32), (64, 64))
+        return [TritonAttentionTiling(r, k, warps, n) for r, k in shapes for warps in (4, 8) for n in (2, 3)]
+    assert isinstance(case, Gemm)
+    size = dtype(case.dtype).bytes
+    shapes = ((128, 128), (128, 256), (256, 128), (64, 256))
+    return [
+        TritonGemmTiling(rows, cols, depth // size, 8, warps, stages)
+        for rows, cols in shapes
+        for depth in (64, 128)
+        for warps in (4, 8)
+        for stages in (3, 4)
+        if stages * (rows + cols) * depth <= SHARED_BYTES
+    ]
 
 
 def _power(size: int, least: int = 16, most: int = 128) -> int:
@@ -271,8 +303,13 @@ def record(tiling: _Choice, source: str) -> dict[str, Any]:
 @cache
 def _kept(device_name: str, kind: Any) -> dict[Any, Any]:
     """Tuned case -> tiling, of one kind of tilings."""
-    chosen = tuned.choices(tuned.file(_STACK, device_name), _NAME)
-    return {case: kind(**choice) for case, choice in chosen if _kind(case) is kind}
+    older = kind in (TritonGemmTiling, TritonAttentionTiling)
+    chosen = tuned.choices(tuned.file(_STACK, device_name), "pallas.triton" if older else "pallas.mosaic_gpu")
+    return {case: kind(**choice) for case, choice in chosen if (_older_kind if older else _kind)(case) is kind}
+
+
+def _older_kind(case: Case) -> Any:
+    return TritonGemmTiling if isinstance(case, Gemm) else TritonAttentionTiling
 
 
 def _kind(case: Case) -> Any:

@@ -68,10 +68,13 @@ def _calls(kind: str, case: Case) -> int:
     if kind == "mosaic":
         target, function = MOSAIC, _mosaic(case)
     elif isinstance(case, Gemm):
-        target, function = TRITON, triton_gemm.function(case, tiling.triton_gemm(case), interpret=False)
+        target, function = TRITON, triton_gemm.function(case, tiling.triton_gemm(case, H200)[0], interpret=False)
     else:
         assert isinstance(case, Attention)
-        target, function = TRITON, triton_attention.function(case, tiling.triton_attention(case), interpret=False)
+        target, function = (
+            TRITON,
+            triton_attention.function(case, tiling.triton_attention(case, H200)[0], interpret=False),
+        )
     gpu = jax.sharding.AbstractDevice("NVIDIA H100", MULTIPROCESSORS, "gpu")
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=gpu)):
         checks = [export.DisabledSafetyCheck.custom_call(target)]
