@@ -24,6 +24,7 @@ GENERATIONS = {
     "v2": "v2:2x2",
     "v3": "v3:2x2",
     "v4": "v4:2x2x1",
+    "v4 lite": "v4 lite:2x2",
     "v5e": "v5e:2x2",
     "v5p": "v5p:2x2x1",
     "v6e": "v6e:2x2",
