@@ -1,0 +1,1 @@
+"""Kernels of the stack, and what writes, loads and launches them."""
