@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from impls.contract import Device
+from impls.pallas import attention as attention_stack
 from impls.pallas import gemm as gemm_stack
 from impls.pallas import tiling
 from impls.pallas.kernels import (
@@ -84,7 +85,8 @@ def _calls(kind: str, case: Case) -> int:
 
 def tpu(case_id: str) -> dict[str, Any]:
     """What the program of a TPU kernel says of itself."""
-    program = gemm_stack.Tpu().prepare(parse_case(case_id), CPU)
+    case = parse_case(case_id)
+    program = (gemm_stack if isinstance(case, Gemm) else attention_stack).Tpu().prepare(case, CPU)
     return {"config": program.config, "artefacts": {name: str(text) for name, text in program.artefacts.items()}}
 
 

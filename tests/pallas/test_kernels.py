@@ -74,10 +74,20 @@ def test_tpu_code_is_kept_as_text_and_compiled_for_every_generation() -> None:
     tpu = told["config"]["tpu"]
     assert {name for name, one in tpu.items() if "refused" not in one} == set(LATER)
     assert all(one["code_bytes"] > 0 for one in tpu.values() if "refused" not in one)
+    assert {one["flops"] for one in tpu.values() if "refused" not in one} == {2 * 256 * 256 * 512}
     assert all("bf16" in one["refused"] for one in tpu.values() if "refused" in one)
     kernel = told["artefacts"]["tpu-0.mosaic.mlir"]
     assert "memory_space<vmem>" in kernel and "tpu.matmul" in kernel
     assert "tpu_custom_call" in told["artefacts"]["tpu.stablehlo.mlir"]
+
+
+def test_tpu_attention_names_every_memory_it_uses() -> None:
+    told = ask("tpu", "attention:b1h2s512d128:bf16:causal")
+    assert {name for name, one in told["config"]["tpu"].items() if "refused" not in one} == set(LATER)
+    kernel = told["artefacts"]["tpu-0.mosaic.mlir"]
+    for used in ("memory_space<hbm>", "memory_space<vmem>", "memory_space<smem>", "tpu.enqueue_dma", "tpu.wait_dma"):
+        assert used in kernel, used
+    assert "memory_space<any>" not in kernel
 
 
 def test_a_race_of_a_copy_with_a_read_is_found() -> None:

@@ -105,7 +105,7 @@ def function(case: Attention, blocks: AttentionBlocks, interpret: Any) -> Callab
         o[...] = (total[...] / sums).astype(storage)
 
     block = pl.BlockSpec((None, None, bq, case.d), lambda b, h, i, spans: (b, h, i, 0))
-    hbm = pl.BlockSpec(memory_space=pl.ANY)
+    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     ring = pltpu.VMEM((2, bk, case.d), storage)
     call = pl.pallas_call(
         kernel,
@@ -119,6 +119,9 @@ def function(case: Attention, blocks: AttentionBlocks, interpret: Any) -> Callab
         out_shape=jax.ShapeDtypeStruct((case.batch, case.hq, q_tiles * bq, case.d), storage),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=blocks.budget_bytes
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=case.flops(), bytes_accessed=case.compulsory_bytes(), transcendentals=case.exps()
         ),
         interpret=interpret,
         name="ridgemark_attention",

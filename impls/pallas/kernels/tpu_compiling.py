@@ -31,7 +31,8 @@ GENERATIONS = {
     "7x": "tpu7x:2x2x1",
 }
 _BODY = re.compile(r"\\22body\\22: ?\\22([^\\]*)\\22")
-# From the compiler's cost analysis; the seconds are its own estimate.
+# From the compiler's cost analysis. It sees not into a kernel but to its ``cost_estimate``, and adds what surrounds it;
+# the seconds are its own estimate, by the generation's rate and bandwidth.
 _COSTS = {"flops": "flops", "bytes accessed": "bytes_accessed", "optimal_seconds": "estimated_s"}
 
 
