@@ -19,7 +19,7 @@ from impls.workloads.gemm import Gemm
 _STACK = Path(__file__).parent
 _REFERENCE = "h200"
 # Doublings of sizes, in all, beyond which a tuned case says nothing of another.
-_FAR = 6.0
+FAR = 6.0
 # A large GPU's multiprocessors (H100, H200): fewer tiles leave some of them idle.
 _MULTIPROCESSORS = 132
 
@@ -87,7 +87,7 @@ def nearest(
     here = [math.log2(size) for size in sizes(case)]
     best, found = far, None
     for other, choice in tuned.choices(kept if kept.is_file() else tuned.file(_STACK, _REFERENCE), name):
-        if alike(other) == alike(case):
+        if type(other) is type(case) and alike(other) == alike(case):
             distance = sum(abs(x - math.log2(size)) for x, size in zip(here, sizes(other), strict=True))
             if distance < best:
                 best, found = distance, (other.id, choice)
@@ -97,18 +97,20 @@ def nearest(
 def choose(name: str, case: Gemm, device_name: str) -> tuple[Tile, str]:
     """The tile for a case, and where it comes from: ``tuned for <case id>`` or ``rule``."""
     variant = name.partition(".")[2]
-    found = nearest(name, case, device_name, _alike, _sizes, _FAR)
+    found = nearest(name, case, device_name, gemm_kind, gemm_sizes, FAR)
     tile, origin = (Tile(**found[1]), f"tuned for {found[0]}") if found else (rule(variant, case), "rule")
     return fitted(variant, tile, case), origin
 
 
-def _alike(case: Gemm) -> tuple[Any, ...]:
+def gemm_kind(case: Gemm) -> tuple[Any, ...]:
+    """What a tuned case must have in common with the case to be run."""
     # f16 and bf16 take the same instructions and bytes.
     kind = case.dtype if case.dtype not in ("f16", "bf16") else "16 bits"
     return kind, case.acc, case.groups is None
 
 
-def _sizes(case: Gemm) -> tuple[float, ...]:
+def gemm_sizes(case: Gemm) -> tuple[float, ...]:
+    """What it may differ in."""
     # Another layout counts as much as one size that is twice as large, an epilogue as half of that.
     layout = tuple(2.0 if stored == "t" else 1.0 for stored in case.layout)
     groups = len(case.groups) if case.groups else 1

@@ -1,14 +1,24 @@
 """GEMM and attention in Gluon, Triton's lower layer: TMA, wgmma, mbarriers and warp specialisation written out.
 
-Owns which cases the Hopper kernels take and what a case is tiled by. Gluon has no interpreter: on a CPU the kernels are
-compiled ahead of time by the tests, and not run.
+Owns which cases the Hopper kernels take; what a case is tiled by is in ``gluon_tiles``. Gluon has no interpreter: on a
+CPU the kernels are compiled ahead of time by the tests, and not run.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from impls.contract import Device, Implementation, Program
+from impls.triton.gluon_tiles import (
+    ROWS,
+    Blocking,
+    Tiling,
+    attention_space,
+    choose_blocking,
+    choose_tiling,
+    gemm_space,
+)
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
@@ -26,12 +36,45 @@ def _not_hopper(device: Device) -> str | None:
     return f"This Gluon kernel is written for Hopper's wgmma (sm_90), and this device is {device.arch}."
 
 
-class GluonGemm(Implementation):
+class _Gluon(Implementation):
+    """What both workloads have in common: a call is one launch of one kernel."""
+
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+
+    def build(self, case: Case, device: Device, choice: Tiling | Blocking) -> Program:
+        """The case with the given choice, to be tuned."""
+        from impls.triton.kernels.program import LaunchedProgram
+
+        return LaunchedProgram(case, device, self._bind(case, choice), choice.config(), describe=False)
+
+    def compile_ahead(self, case: Case, choice: Tiling | Blocking, arch: str) -> list[Any]:
+        """Triton's compiled kernel, for a device that need not be there."""
+        from impls.triton.kernels import ahead
+        from impls.triton.kernels.program import LaunchedProgram
+
+        ahead.use(arch)
+        return LaunchedProgram.compile_ahead(case, self._bind(case, choice))
+
+    def _prepared(self, case: Case, device: Device, choice: Tiling | Blocking, origin: str) -> Program:
+        """The case with what was chosen for it, and where that comes from."""
+        from impls.triton.kernels.program import LaunchedProgram
+
+        return LaunchedProgram(case, device, self._bind(case, choice), {"tile": choice.config(), "choice": origin})
+
+    def _bind(self, case: Case, choice: Tiling | Blocking) -> Callable[[Tensors], Work]:
+        """From tensors to the launch of a call."""
+        from impls.triton.kernels import gluon_attention, gluon_gemm
+        from impls.triton.kernels.program import Work
+
+        launch = cast(Any, gluon_gemm if self.workload == "gemm" else gluon_attention).launch
+        return lambda tensors: Work([launch(case, tensors, choice)])
+
+
+class GluonGemm(_Gluon):
     """Persistent, warp specialised; see ``kernels/gluon_gemm.py``."""
 
     name: ClassVar[str] = "triton.gluon"
     workload: ClassVar[str] = "gemm"
-    devices: ClassVar[tuple[str, ...]] = ("cuda",)
     summary: ClassVar[str] = "Gluon on Hopper: persistent, warp specialised, TMA and wgmma written out"
 
     def refuses(self, case: Case, device: Device) -> str | None:
@@ -52,42 +95,26 @@ class GluonGemm(Implementation):
                 return f"TMA wants rows of a multiple of 16 bytes, and those of {name} have {spec.shape[-1]} elements."
         if case.batch * max(case.m, case.n, case.k) >= 2**31:
             return "This kernel counts the rows of a whole batch in 32 bits."
-        if case.batch != 1 and (case.m % 128 or case.k * dtype(case.dtype).bytes % 128):
+        if case.batch != 1 and (case.m % ROWS or case.k * dtype(case.dtype).bytes % 128):
             return "With a batch this kernel wants M in multiples of 128 and rows along K in multiples of 128 bytes."
         return None
 
     def prepare(self, case: Case, device: Device) -> Program:
         """Compiled for the case's layouts, dtypes and epilogue."""
         assert isinstance(case, Gemm)
-        from impls.triton.kernels import gluon_gemm
-        from impls.triton.kernels.program import LaunchedProgram, Work
+        tiling, origin = choose_tiling(case, device)
+        return self._prepared(case, device, tiling, origin)
 
-        tiling = gemm_tiling(case)
-
-        def bind(tensors: Tensors) -> Work:
-            return Work([gluon_gemm.launch(case, tensors, gluon_gemm.Tiling(**tiling))])
-
-        return LaunchedProgram(case, device, bind, {"tiling": tiling})
+    def space(self, case: Gemm) -> list[Tiling]:
+        """What tuning tries."""
+        return gemm_space(case)
 
 
-def gemm_tiling(case: Gemm) -> dict[str, int]:
-    """The tile of a case: as wide as it can be while there are tiles for every second SM.
-
-    Groups of 16 tile rows, and a first consumer that leads by nearly the whole ring, were the best of 8 to 32 and of 0
-    to 3 on the H200 in burst: 0.998 of cuBLAS' best at 4096^3 and 0.978 at 8192^3 bf16, up to 1.5 % ahead of the rest.
-    """
-    bk = 128 // dtype(case.dtype).bytes
-    wide = case.n > 128 and case.batch * -(-case.m // 128) * -(-case.n // 256) >= 66
-    stages = (4 if wide else 6) - (case.out == "f32")  # staging of 32-bit outputs takes twice the room
-    return {"bn": 256 if wide else 128, "bk": bk, "stages": stages, "group": 16, "lead": min(3, stages - 1)}
-
-
-class GluonAttention(Implementation):
+class GluonAttention(_Gluon):
     """Persistent, warp specialised; see ``kernels/gluon_attention.py``."""
 
     name: ClassVar[str] = "triton.gluon"
     workload: ClassVar[str] = "attention"
-    devices: ClassVar[tuple[str, ...]] = ("cuda",)
     summary: ClassVar[str] = "Gluon on Hopper: FlashAttention-3's scheme, TMA and wgmma written out"
 
     def refuses(self, case: Case, device: Device) -> str | None:
@@ -106,22 +133,9 @@ class GluonAttention(Implementation):
     def prepare(self, case: Case, device: Device) -> Program:
         """Compiled for the case's dtype, head size and mask."""
         assert isinstance(case, Attention)
-        from impls.triton.kernels import gluon_attention
-        from impls.triton.kernels.program import LaunchedProgram, Work
+        blocking, origin = choose_blocking(case, device)
+        return self._prepared(case, device, blocking, origin)
 
-        blocking = attention_blocking(case)
-
-        def bind(tensors: Tensors) -> Work:
-            return Work([gluon_attention.launch(case, tensors, gluon_attention.Blocking(**blocking))])
-
-        return LaunchedProgram(case, device, bind, {"blocking": blocking})
-
-
-def attention_blocking(case: Attention) -> dict[str, int]:
-    """The blocks of a case: as many keys as registers and shared memory hold beside the head.
-
-    Tiles are walked in sections of heads whose K and V take 8 MiB of L2: on the H200, two heads of 8192 keys at head
-    size 128 were ahead of eight by up to 1.6 %.
-    """
-    heads = max(1, 8 * 2**20 * case.group // (4 * case.sk * case.d))
-    return {"block": 64 if case.d > 128 else 128, "stages": 2, "section": heads, "ping_pong": True}
+    def space(self, case: Attention) -> list[Blocking]:
+        """What tuning tries."""
+        return attention_space(case)

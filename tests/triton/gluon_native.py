@@ -11,18 +11,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
+from impls import registry
 from impls.contract import Device
-from impls.support import machine_code, torch_arrays
-from impls.triton.gluon import GluonAttention, GluonGemm, attention_blocking, gemm_tiling
-from impls.triton.kernels import gluon_attention, gluon_gemm
+from impls.support import machine_code
+from impls.triton.gluon_tiles import choose_blocking, choose_tiling
 from impls.workloads.attention import Attention
 from impls.workloads.base import parse_case
 from impls.workloads.gemm import Gemm
@@ -30,32 +26,17 @@ from impls.workloads.gemm import Gemm
 HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
 
 
-class Absent:
-    """A driver for a GPU that is not there: it says what to compile for, and launches nothing."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
-
-
 def compiled(case_id: str) -> dict[str, Any]:
     """Facts about the kernel of one case."""
     case = parse_case(case_id)
-    specs = case.input_specs() | case.output_specs()
-    tensors = {n: torch.empty(s.shape, dtype=torch_arrays.torch_dtype(s.dtype)) for n, s in specs.items()}
+    implementation = registry.find("triton.gluon", case.workload)
+    assert implementation.refuses(case, HOPPER) is None
     if isinstance(case, Gemm):
-        assert GluonGemm().refuses(case, HOPPER) is None
-        launch = gluon_gemm.launch(case, tensors, gluon_gemm.Tiling(**gemm_tiling(case)))
+        choice: Any = choose_tiling(case, HOPPER)[0]
     else:
         assert isinstance(case, Attention)
-        assert GluonAttention().refuses(case, HOPPER) is None
-        launch = gluon_attention.launch(case, tensors, gluon_attention.Blocking(**attention_blocking(case)))
-    kernel = launch.compiled
+        choice = choose_blocking(case, HOPPER)[0]
+    [kernel] = cast(Any, implementation).compile_ahead(case, choice, "sm_90")
     code = machine_code.inspect(kernel.asm["cubin"], ptx=kernel.asm["ptx"])
     return {
         "ptxas": remarks(kernel.asm["ptx"]),
@@ -80,8 +61,6 @@ def remarks(ptx: str) -> dict[str, Any]:
 
 def main() -> None:
     """Compile the cases that were asked for."""
-    driver.set_active(Absent())
-    torch.cuda.get_device_properties = lambda _: SimpleNamespace(multi_processor_count=132)
     print(json.dumps({case_id: compiled(case_id) for case_id in sys.argv[1:]}))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from impls.triton.choices import Tile
 from impls.triton.kernels import gemm_grouped, gemm_pointer, gemm_tma
-from impls.triton.kernels.program import Launch, Tensors, Work
+from impls.triton.kernels.program import Launch, Tensors, Work, multiprocessors
 from impls.workloads.gemm import Gemm
 
 # How ``gemm_tile.step`` multiplies, by input dtype and accumulation.
@@ -27,16 +25,6 @@ PRECISION = {
     ("f8e4m3", "fast"): "f32",
     ("i8", "i32"): "i32",
 }
-# Persistent programs where there is no device to ask: few, so that each of them has several tiles.
-_PROGRAMS_WITHOUT_DEVICE = 3
-
-
-@cache
-def multiprocessors() -> int:
-    """Multiprocessors of the current device; a small number where there is none."""
-    if torch.cuda.is_available() and not os.environ.get("TRITON_INTERPRET"):
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
-    return _PROGRAMS_WITHOUT_DEVICE
 
 
 def work(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> Work:

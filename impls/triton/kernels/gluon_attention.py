@@ -9,8 +9,7 @@ with V together, and exponentiates the scores while that product runs. Probabili
 powers of two with the scale folded in; rows are rescaled as the running maximum grows, and divided by their sum once,
 at the end. Consumers take turns in starting their products, so that one exponentiates while another's run (ping-pong).
 
-Tiles go to CTAs longest first, in sections of as many heads as share their keys in L2, to and fro so that every CTA
-gets as much.
+Every CTA follows a plan made beforehand (``impls.triton.schedule``), so that all of them have as many blocks to do.
 """
 
 # Kernel code is compiled, not run, by a language without starred lists; its tuples stand for structures and are
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from triton.experimental import gluon
@@ -35,7 +33,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from impls.triton.kernels.program import Launch
+from impls.triton import schedule
+from impls.triton.gluon_tiles import Blocking, padded_head
+from impls.triton.kernels.program import Launch, multiprocessors
 from impls.workloads.attention import Attention
 
 # Query rows of a consumer, which are wgmma's M, and of a tile.
@@ -49,34 +49,24 @@ WINDOW = gl.constexpr(MASKS.index("window"))
 
 
 @gluon.jit
-def _turns(sizes):
-    """Rounds of tiles over all CTAs."""
-    batch, sq, sk, hq, group, window, section = sizes
-    return gl.cdiv(batch * hq * gl.cdiv(sq, TILE), gl.num_programs(0))
+def _entry(schedule, turn):
+    """What the schedule has for this CTA in its ``turn``: a tile's number, or -1 when it is done."""
+    return gl.load(schedule + turn * gl.num_programs(0) + gl.program_id(0))
 
 
 @gluon.jit
-def _tile(turn, sizes):
-    """What this CTA computes in its ``turn``: (whether anything, batch entry, head, first row)."""
-    batch, sq, sk, hq, group, window, section = sizes
-    programs = gl.num_programs(0)
-    place = gl.program_id(0)
-    # To and fro: who had the longest tile of one round gets the shortest of the next.
-    place = gl.where(turn % 2 == 0, place, programs - 1 - place)
-    index = turn * programs + place
+def _tile(entry, sizes):
+    """Tile number -> (batch entry, head, first row)."""
+    batch, sq, sk, hq, group, window, turns = sizes
     rows = gl.cdiv(sq, TILE)
-    heads = batch * hq
-    first = index // (section * rows) * section
-    rest = index % (section * rows)
-    width = gl.maximum(gl.minimum(section, heads - first), 1)
-    head = first + rest % width
-    return index < heads * rows, head // hq, head % hq, (rows - 1 - rest // width) * TILE
+    head = entry // rows
+    return head // hq, head % hq, entry % rows * TILE
 
 
 @gluon.jit
 def _blocks(row, sizes, block: gl.constexpr, mask: gl.constexpr):
     """Key blocks of a tile: (how many, the last plus one, how many of them, from the right, need a mask)."""
-    batch, sq, sk, hq, group, window, section = sizes
+    batch, sq, sk, hq, group, window, turns = sizes
     if mask == FULL:
         end = gl.cdiv(sk, block)
         return end, end, end - sk // block
@@ -89,19 +79,21 @@ def _blocks(row, sizes, block: gl.constexpr, mask: gl.constexpr):
 
 
 @gluon.jit
-def _producer(descs, buffers, bars, sizes, mask: gl.constexpr):
+def _producer(descs, buffers, bars, schedule, sizes, mask: gl.constexpr):
     """Loads Q of every tile, and its blocks of K and V in the order in which consumers want them."""
     q_desc, k_desc, v_desc, o_desc = descs
     q_ring, k_ring, v_ring, o_ring = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, order = bars
-    batches, sq, sk, hq, group, window, section = sizes
+    batches, sq, sk, hq, group, window, turns = sizes
     stages: gl.constexpr = k_ring.shape[0]
     block: gl.constexpr = k_ring.shape[2]
     done = 0  # blocks of all tiles before
     tile = 0
-    for turn in range(_turns(sizes)):
-        valid, batch, head, row = _tile(turn, sizes)
-        if valid:
+    entry = _entry(schedule, 0)
+    for turn in range(turns):
+        following = _entry(schedule, turn + 1)
+        if entry >= 0:
+            batch, head, row = _tile(entry, sizes)
             blocks, end, masked = _blocks(row, sizes, block, mask)
             for who in gl.static_range(2):
                 mbarrier.wait(q_empty.index(who), (tile & 1) ^ 1)
@@ -131,12 +123,13 @@ def _producer(descs, buffers, bars, sizes, mask: gl.constexpr):
                     )
             done += blocks
             tile += 1
+        entry = following
 
 
 @gluon.jit
 def _masked(s, row, key, sizes, mask: gl.constexpr, layout: gl.constexpr):
     """Scores of rows from ``row`` on with keys from ``key`` on, minus infinity where a row does not see a key."""
-    batch, sq, sk, hq, group, window, section = sizes
+    batch, sq, sk, hq, group, window, turns = sizes
     keys = key + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, layout))
     if mask == FULL:
         visible = gl.expand_dims(keys < sk, 0)
@@ -228,7 +221,8 @@ def _step(
 
 @gluon.jit
 def _consumer(
-    descs, buffers, bars, sizes, scale, who: gl.constexpr, mask: gl.constexpr, ping_pong: gl.constexpr
+    descs, buffers, bars, schedule, sizes, scale, who: gl.constexpr, mask: gl.constexpr,
+    ping_pong: gl.constexpr,
 ):  # fmt: skip
     """Attention of half of every tile's rows."""
     q_desc, k_desc, v_desc, o_desc = descs
@@ -246,9 +240,12 @@ def _consumer(
     staging = o_ring.index(who) if own else q_ring.index(who)
     count = 0  # blocks, of all tiles
     tile = 0
-    for turn in range(_turns(sizes)):
-        valid, batch, head, tile_row = _tile(turn, sizes)
-        if valid:
+    batches, sq, sk, hq, group, window, turns = sizes
+    entry = _entry(schedule, 0)
+    for turn in range(turns):
+        following = _entry(schedule, turn + 1)
+        if entry >= 0:
+            batch, head, tile_row = _tile(entry, sizes)
             blocks, end, masked = _blocks(tile_row, sizes, block, mask)
             row = tile_row + who * ROWS
             mbarrier.wait(q_full.index(who), tile & 1)
@@ -297,12 +294,13 @@ def _consumer(
                 tma.store_wait(0)
                 mbarrier.arrive(q_empty.index(who), count=1)
             tile += 1
+        entry = following
     tma.store_wait(0)
 
 
 @gluon.jit
 def attention(
-    q_desc, k_desc, v_desc, o_desc, batch, sq, sk, hq, group, window, section, scale,
+    q_desc, k_desc, v_desc, o_desc, schedule, batch, sq, sk, hq, group, window, turns, scale,
     stages: gl.constexpr, mask: gl.constexpr, ping_pong: gl.constexpr,
 ):  # fmt: skip
     """O = softmax(Q K^T / sqrt(d)) V; tensors are (batch, rows, heads, d). ``scale`` is log2(e) / sqrt(d)."""
@@ -334,62 +332,47 @@ def attention(
     descs = (q_desc, k_desc, v_desc, o_desc)
     buffers = (q_ring, k_ring, v_ring, o_ring)
     bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, order)
-    sizes = (batch, sq, sk, hq, group, window, section)
+    sizes = (batch, sq, sk, hq, group, window, turns)
     gl.warp_specialize(
         [
-            (_consumer, (descs, buffers, bars, sizes, scale, 0, mask, ping_pong)),
-            (_consumer, (descs, buffers, bars, sizes, scale, 1, mask, ping_pong)),
-            (_producer, (descs, buffers, bars, sizes, mask)),
+            (_consumer, (descs, buffers, bars, schedule, sizes, scale, 0, mask, ping_pong)),
+            (_consumer, (descs, buffers, bars, schedule, sizes, scale, 1, mask, ping_pong)),
+            (_producer, (descs, buffers, bars, schedule, sizes, mask)),
         ],
         [4, 1],
         [240, 24],
     )
 
 
-@dataclass(frozen=True)
-class Blocking:
-    """What a case is blocked by.
-
-    Attributes:
-        block: keys of a block.
-        stages: slots of the rings of K and of V.
-        section: heads whose tiles are walked together.
-        ping_pong: whether consumers take turns.
-    """
-
-    block: int
-    stages: int
-    section: int
-    ping_pong: bool
-
-
 def launch(case: Attention, tensors: Mapping[str, torch.Tensor], blocking: Blocking) -> Launch:
     """The kernel over a case's tensors, with one CTA per SM or per tile, whichever are fewer."""
     kind = gl.bfloat16 if case.dtype == "bf16" else gl.float16
     # TMA fills what a head has not up to the next power of two with zeros, and leaves it out when it stores.
-    d = max(64, 1 << (case.d - 1).bit_length())
+    d = padded_head(case)
 
     def descriptor(name: str, rows: int) -> TensorDescriptor:
         box = [1, rows, 1, d]
         return TensorDescriptor.from_tensor(tensors[name], box, gl.NVMMASharedLayout.get_default_for(box, kind))
 
     tiles = case.batch * case.hq * -(-case.sq // TILE.value)
-    processors = torch.cuda.get_device_properties(tensors["O"].device).multi_processor_count
+    programs = min(tiles, multiprocessors())
+    plan = schedule.plan(case, TILE.value, blocking.block, blocking.section, programs)
     arguments = {
         "q_desc": descriptor("Q", ROWS.value),
         "k_desc": descriptor("K", blocking.block),
         "v_desc": descriptor("V", blocking.block),
         "o_desc": descriptor("O", ROWS.value),
+        "schedule": torch.tensor(plan, dtype=torch.int32, device=tensors["O"].device),
         "batch": case.batch,
         "sq": case.sq,
         "sk": case.sk,
         "hq": case.hq,
         "group": case.group,
         "window": case.window,
-        "section": min(blocking.section, case.batch * case.hq),
+        "turns": len(plan) - 1,
         "scale": math.log2(math.e) / math.sqrt(case.d),
         "stages": blocking.stages,
         "mask": MASKS.index(case.mask),
         "ping_pong": blocking.ping_pong,
     }
-    return Launch(attention, (min(tiles, processors),), arguments, {"num_warps": 4})
+    return Launch(attention, (programs,), arguments, {"num_warps": 4})

@@ -20,7 +20,6 @@ accumulator outside (promoted); the half tile then goes in two quarters, since b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from triton.experimental import gluon
@@ -34,7 +33,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from impls.triton.kernels.program import Launch
+from impls.triton.gluon_tiles import Tiling
+from impls.triton.kernels.program import Launch, multiprocessors
 from impls.workloads.gemm import Gemm
 
 # Rows of a tile of C: 64, which is wgmma's M, for each of two consumers.
@@ -309,25 +309,6 @@ def gemm(
 _TYPES = {"f16": gl.float16, "bf16": gl.bfloat16, "f8e4m3": gl.float8e4nv, "tf32": gl.float32, "f32": gl.float32}
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """What a case is tiled by.
-
-    Attributes:
-        bn: columns of a tile of C; it has ``ROWS.value`` rows.
-        bk: length along K of a stage.
-        stages: slots of the ring.
-        group: tile rows that are walked together.
-        lead: steps that the first consumer is ahead of the second.
-    """
-
-    bn: int
-    bk: int
-    stages: int
-    group: int
-    lead: int
-
-
 def launch(case: Gemm, tensors: Mapping[str, torch.Tensor], tiling: Tiling) -> Launch:
     """The kernel over a case's tensors, with one CTA per SM or per tile, whichever are fewer."""
 
@@ -338,7 +319,6 @@ def launch(case: Gemm, tensors: Mapping[str, torch.Tensor], tiling: Tiling) -> L
     a_t, b_t = (stored == "t" for stored in case.layout)
     bn, bk = tiling.bn, tiling.bk
     tiles = case.batch * -(-case.m // ROWS.value) * -(-case.n // bn)
-    processors = torch.cuda.get_device_properties(tensors["C"].device).multi_processor_count
     arguments = {
         "a_desc": descriptor("A", case.dtype, [bk, ROWS.value] if a_t else [ROWS.value, bk]),
         "b_desc": descriptor("B", case.dtype, [bn, bk] if b_t else [bk, bn]),
@@ -359,4 +339,4 @@ def launch(case: Gemm, tensors: Mapping[str, torch.Tensor], tiling: Tiling) -> L
         "epilogue": EPILOGUES.index(case.epilogue),
         "promoted": case.dtype == "f8e4m3" and case.acc == "f32",
     }
-    return Launch(gemm, (min(tiles, processors),), arguments, {"num_warps": 4})
+    return Launch(gemm, (min(tiles, multiprocessors()),), arguments, {"num_warps": 4})

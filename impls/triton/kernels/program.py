@@ -7,9 +7,10 @@ in Gluon are launched in the same way.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,16 @@ from impls.workloads.base import Case, TensorSpec
 interpreter.mend()
 
 Tensors = Mapping[str, torch.Tensor]
+# Persistent programs where there is no device to ask: few, so that each of them has several tiles.
+_PROGRAMS_WITHOUT_DEVICE = 3
+
+
+@cache
+def multiprocessors() -> int:
+    """Multiprocessors of the current device; a small number where there is none."""
+    if torch.cuda.is_available() and not os.environ.get("TRITON_INTERPRET"):
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+    return _PROGRAMS_WITHOUT_DEVICE
 
 
 @dataclass(frozen=True)
