@@ -1,0 +1,179 @@
+"""Which cases the CuTe kernels of attention take, their blocks of keys and shares, and what they compile to."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from impls import registry
+from impls.contract import Device
+from impls.cutlass.cute_attention import (
+    SHARED_BYTES,
+    Cute,
+    CuteNoPingPong,
+    decode_tiles,
+    decodes,
+    forward_tiles,
+    key_blocks,
+    split,
+)
+from impls.workloads.attention import Attention
+from impls.workloads.base import parse_case
+
+HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
+SMS = 132
+
+
+def attention(case_id: str) -> Attention:
+    case = parse_case(case_id)
+    assert isinstance(case, Attention)
+    return case
+
+
+def test_both_are_found_by_name() -> None:
+    assert isinstance(registry.find("cutlass.cute", "attention"), Cute)
+    assert isinstance(registry.find("cutlass.cute_no_pingpong", "attention"), CuteNoPingPong)
+
+
+@pytest.mark.parametrize(
+    "case_id, word",
+    [
+        ("attention:b1h2s64d64:f32", "16 bits"),
+        ("attention:b1h2s64d64:bf16:bwd", "forward"),
+        ("attention:b1h2s64d264:bf16", "264"),
+        ("attention:b1h2s64d60:bf16", "16 bytes"),
+        ("attention:b1024h64s512d128:bf16", "32 bits"),
+    ],
+)
+def test_a_refusal_says_why(case_id: str, word: str) -> None:
+    why = registry.refusal(Cute(), attention(case_id), HOPPER)
+    assert why is not None
+    assert word in why
+
+
+def test_another_device_is_refused() -> None:
+    case = attention("attention:b1h2s64d64:bf16")
+    assert registry.refusal(Cute(), case, HOPPER) is None
+    for arch in ("sm_80", "sm_100"):
+        assert registry.refusal(Cute(), case, replace(HOPPER, arch=arch)) is not None
+
+
+def test_one_query_has_no_turns_to_switch_off() -> None:
+    case = attention("attention:b2h8kv2q1k64d64:bf16")
+    assert registry.refusal(Cute(), case, HOPPER) is None
+    assert registry.refusal(CuteNoPingPong(), case, HOPPER) is not None
+
+
+@pytest.mark.parametrize("d", [8, 64, 72, 128, 192, 256])
+def test_tiles_fit_shared_memory_and_hold_the_head(d: int) -> None:
+    for mask in ("", ":causal", ":window=9"):
+        tiles = forward_tiles(attention(f"attention:b1h2s512d{d}:bf16{mask}"))
+        assert tiles.head >= d
+        # 2 KiB for barriers and for aligning the tiles to 1 KiB.
+        assert tiles.shared_bytes + 2048 <= SHARED_BYTES
+    decode, _ = decode_tiles(attention(f"attention:b1h2q1k512d{d}:bf16"), SMS)
+    assert decode.head >= d
+    assert decode.shared_bytes + 2048 <= SHARED_BYTES
+    assert decode.residents >= 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_blocks_of_keys_are_those_that_a_mask_leaves(data: st.DataObject) -> None:
+    sq, more = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 60))
+    mask = data.draw(st.sampled_from(["full", "causal", "window"]))
+    sk = sq + more
+    if mask == "window" and sk < 2:
+        return
+    window = data.draw(st.integers(1, sk - 1)) if mask == "window" else 0
+    rows, keys = data.draw(st.sampled_from([8, 16, 24])), data.draw(st.sampled_from([4, 8, 12]))
+    row = data.draw(st.integers(0, (sq - 1) // rows)) * rows
+    begin, whole, partial, end = key_blocks(row, rows, sq, sk, window, keys, mask, min, max)
+
+    # Queries of the tile that are beyond the last are computed and dropped.
+    queries = np.arange(row, min(row + rows, sq))[:, None]
+    key = np.arange(-(-sk // keys) * keys)[None, :]
+    seen = (key < sk) & np.ones_like(queries, bool)
+    if mask != "full":
+        seen &= key <= queries + sk - sq
+    if mask == "window":
+        seen &= key > queries + sk - sq - window
+    by_block = seen.reshape(len(queries), -1, keys)
+    some = np.flatnonzero(by_block.any(axis=(0, 2)))
+    assert (begin, end) == (some[0], some[-1] + 1)
+    for block in range(max(begin, whole), min(partial, end)):
+        assert by_block[:, block].all()
+
+
+def test_a_decode_step_is_split_where_heads_do_not_fill_the_device() -> None:
+    # 512 key heads over 264 places leave 3 % of two rounds empty: nothing to gain.
+    _, shares = decode_tiles(attention("attention:b64h64kv8q1k8192d128:bf16"), SMS)
+    assert shares == 1
+    case = attention("attention:b1h32kv8q1k131072d128:bf16")
+    tiles, shares = decode_tiles(case, SMS)
+    assert tiles.split
+    assert 8 * shares <= SMS * tiles.residents < 8 * (shares + 1)
+    # Never more shares than blocks.
+    few = attention("attention:b1h2q1k100d128:bf16")
+    assert split(few, decode_tiles(few, SMS)[0], SMS) <= 2
+
+
+def test_parts_are_counted_as_workspace_and_traffic() -> None:
+    case = attention("attention:b1h32kv8q1k131072d128:bf16")
+    _, shares = decode_tiles(case, SMS)
+    assert Cute().workspace_bytes(case) == shares * 32 * (128 + 2) * 4
+    assert Cute().traffic_bytes(case) == case.compulsory_bytes() + 2 * Cute().workspace_bytes(case)
+    assert decodes(case)
+    assert Cute().workspace_bytes(attention("attention:b1h2s512d64:bf16")) == 0
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Builds a case without a GPU; its machine code's facts where a disassembler is there."""
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("compiling needs nvidia-cutlass-dsl: run this test in an environment that has it")
+    from impls.cutlass.kernels import cute_host
+
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RIDGEMARK_CACHE", str(tmp_path_factory.mktemp("cute")))
+    yield cute_host
+    patch.undo()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case_id",
+    [
+        "attention:b1h2s512d64:bf16",
+        "attention:b1h2s512d128:bf16:causal",
+        "attention:b1h2s512d128:f16:window=100",
+        "attention:b1h2s512d256:bf16:causal",
+    ],
+)
+def test_a_forward_kernel_multiplies_by_wgmma_what_tma_brought(kernels: Any, case_id: str) -> None:
+    import json
+
+    tiles, _, path = Cute().library(attention(case_id))
+    ptx = json.loads(path.with_suffix(".json").read_text())["ptx"]
+    shapes = ptx["shapes"]["wgmma.mma_async"]
+    kind = tiles.dtype
+    assert set(shapes) == {f"m64n{n}k16.f32.{kind}.{kind}" for n in {tiles.keys, tiles.head}}
+    assert ptx["counts"]["cp.async.bulk.tensor load"] > 0
+    assert len(ptx["shapes"]["setmaxnreg"]) == 2
+    # The description comes with the library, and the library is found again.
+    assert path == Cute().library(attention(case_id))[2]
+    assert path.with_suffix(".cubin").read_bytes()[:4] == b"\x7fELF"
+
+
+@pytest.mark.slow
+def test_a_decode_kernel_compiles_with_and_without_shares(kernels: Any) -> None:
+    for case_id in ("attention:b64h64kv8q1k8192d128:bf16", "attention:b1h8kv2q1k9000d64:f16:window=4000"):
+        tiles, shares, path = Cute().library(attention(case_id))
+        assert path.is_file()
+        assert tiles.split == (shares > 1)
