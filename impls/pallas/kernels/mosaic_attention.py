@@ -62,7 +62,7 @@ def function(case: Attention, tiling: AttentionTiling, interpret: Any, residuals
         whole = jnp.clip(whole, begin, end)
         return begin, whole, jnp.clip(partly, whole, end), end
 
-    def ridgemark_attention(q_gmem: Any, k_gmem: Any, v_gmem: Any, o_gmem: Any, *rest: Any) -> None:
+    def pallas_attention(q_gmem: Any, k_gmem: Any, v_gmem: Any, o_gmem: Any, *rest: Any) -> None:
         lse_gmem, scratch = (rest[0], rest[1:]) if residuals else (None, rest)
         q_smem, k_smem, v_smem, lse_smem, p_smem, q_full, k_full, v_full, k_empty, v_empty, turn = scratch
         wg, batch, head, at = (lax.axis_index(name) for name in ("wg", "batch", "head", "rows"))
@@ -186,7 +186,7 @@ def function(case: Attention, tiling: AttentionTiling, interpret: Any, residuals
     full = plgpu.Barrier(num_barriers=t.stages)
     empty = plgpu.Barrier(num_arrivals=_CONSUMERS, num_barriers=t.stages)
     kernel = plgpu.kernel(
-        ridgemark_attention,
+        pallas_attention,
         out_type=[o, jax.ShapeDtypeStruct((case.batch, case.hq, row_tiles * rows), jnp.float32)] if residuals else o,
         scratch_types=[
             tiles((_CONSUMERS, t.rows, case.d), storage),

@@ -74,7 +74,7 @@ def function(case: Attention, tiling: BackwardTiling, interpret: Any) -> Callabl
         whole = jnp.clip(whole, begin, end)
         return begin, whole, jnp.clip(partly, whole, end), end
 
-    def ridgemark_backward(*refs: Any) -> None:
+    def pallas_backward(*refs: Any) -> None:
         q_gmem, k_gmem, v_gmem, do_gmem, lse_gmem, delta_gmem, dq_gmem, dk_gmem, dv_gmem, *scratch = refs
         q_smem, do_smem, k_smem, v_smem, ds_smem, dq_smem, lse_smem, delta_smem, p_smem, *barriers = scratch
         kv_full, full, empty, met = barriers
@@ -207,7 +207,7 @@ def function(case: Attention, tiling: BackwardTiling, interpret: Any) -> Callabl
     ring = tiles((t.stages, rows, case.d), storage)
     vector = plgpu.SMEM((t.stages, rows), jnp.float32)
     kernel = plgpu.kernel(
-        ridgemark_backward,
+        pallas_backward,
         out_type=[like_k, like_k],
         scratch_types=[
             *(ring, ring),

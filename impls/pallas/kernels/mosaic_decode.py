@@ -53,7 +53,7 @@ def function(case: Attention, tiling: DecodeTiling, blocks: int, interpret: Any)
     row, square = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA
     storage = dtype(case.dtype).storage
 
-    def ridgemark_decode(q_gmem: Any, k_gmem: Any, v_gmem: Any, o_gmem: Any, lse_gmem: Any, *scratch: Any) -> None:
+    def pallas_decode(q_gmem: Any, k_gmem: Any, v_gmem: Any, o_gmem: Any, lse_gmem: Any, *scratch: Any) -> None:
         q_smem, k_smem, v_smem, o_smem, lse_smem, p_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty = scratch
         me = lax.axis_index("block")
         mine = lax.div(work - 1 - me, programs) + 1
@@ -181,7 +181,7 @@ def function(case: Attention, tiling: DecodeTiling, blocks: int, interpret: Any)
     pair, each = plgpu.Barrier(num_barriers=t.queries(case)), plgpu.Barrier(num_barriers=t.stages)
     parts = (case.batch, case.hkv, shares, kept)
     kernel = plgpu.kernel(
-        ridgemark_decode,
+        pallas_decode,
         out_type=[jax.ShapeDtypeStruct((*parts, case.d), jnp.float32), jax.ShapeDtypeStruct(parts, jnp.float32)],
         scratch_types=[
             tiles((t.queries(case), _ROWS, case.d), storage),

@@ -80,7 +80,7 @@ def _call(
     promoted = case.dtype == "f8e4m3" and case.acc == "f32"
     accumulator = plgpu.ACC((t.rows, t.cols), jnp.float32)
 
-    def ridgemark_gemm(*refs: Any) -> None:
+    def pallas_gemm(*refs: Any) -> None:
         names = ["a", "b", *(["bias"] if bias is not None else []), *(["residual"] if residual is not None else [])]
         given, (c_gmem, a_smem, b_smem, c_smem, full, empty, arrived) = refs[: len(names)], refs[len(names) :]
         gmem = dict(zip(names, given, strict=True))
@@ -223,7 +223,7 @@ def _call(
         else plgpu.Barrier(num_arrivals=t.consumers, num_barriers=t.stages)
     )
     kernel = plgpu.kernel(
-        ridgemark_gemm,
+        pallas_gemm,
         out_type=jax.ShapeDtypeStruct((case.batch, m, n), out),
         scratch_types=[
             tiles(a_shape, a.dtype),

@@ -124,7 +124,7 @@ def function(case: Attention, blocks: AttentionBlocks, interpret: Any) -> Callab
             flops=case.flops(), bytes_accessed=case.compulsory_bytes(), transcendentals=case.exps()
         ),
         interpret=interpret,
-        name="ridgemark_attention",
+        name="pallas_attention",
     )
 
     def by_head(x: jax.Array, length: int) -> jax.Array:

@@ -87,7 +87,7 @@ def function(case: Gemm, blocks: GemmBlocks, interpret: Any) -> Callable[..., ja
         ),
         cost_estimate=pl.CostEstimate(flops=case.flops(), bytes_accessed=case.compulsory_bytes(), transcendentals=0),
         interpret=interpret,
-        name="ridgemark_gemm",
+        name="pallas_gemm",
     )
     whole = {"A": (k, m) if a_t else (m, k), "B": (n, k) if b_t else (k, n), "bias": (1, n), "residual": (m, n)}
 

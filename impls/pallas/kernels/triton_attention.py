@@ -90,6 +90,6 @@ def function(case: Attention, tiling: TritonAttentionTiling, interpret: bool) ->
         out_shape=jax.ShapeDtypeStruct((case.batch, case.sq, case.hq, case.d), storage),
         compiler_params=plt.CompilerParams(num_warps=t.warps, num_stages=t.stages),
         interpret=interpret,
-        name="ridgemark_attention",
+        name="pallas_attention",
     )
     return lambda Q, K, V: call(Q, K, V)

@@ -66,6 +66,6 @@ def function(case: Gemm, tiling: TritonGemmTiling, interpret: bool) -> Callable[
         out_shape=jax.ShapeDtypeStruct(spec.shape, dtype(spec.dtype).storage),
         compiler_params=plt.CompilerParams(num_warps=t.warps, num_stages=t.stages),
         interpret=interpret,
-        name="ridgemark_gemm",
+        name="pallas_gemm",
     )
     return lambda **inputs: call(*(inputs[name] for name in names))
