@@ -1,7 +1,8 @@
-"""Attention by the fused kernels behind torch's ``scaled_dot_product_attention`` on a GPU.
+"""Attention by the kernels that users have: those behind torch's ``scaled_dot_product_attention``, FlashAttention-4.
 
 Owns which of them takes which case. torch aligns ``is_causal`` to the top left and knows no window: such cases are
-refused rather than run with a mask in memory, which neither kernel's users would accept as its time.
+refused rather than run with a mask in memory, which neither kernel's users would accept as its time. FlashAttention-4
+comes without torch's operators: what its host code launches is recorded beforehand (``kernels.recording``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from impls.contract import Device, Implementation, Program, Unsupported
+from impls.incumbents.kernels import recording
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
 
@@ -83,3 +85,36 @@ class Flash(_Sdpa):
     name: ClassVar[str] = "incumbents.flash"
     summary: ClassVar[str] = "FlashAttention as torch ships it"
     backend: ClassVar[str] = "FLASH_ATTENTION"
+
+
+class FlashAttention4(Implementation):
+    """The newest FlashAttention, written in CUTLASS' CuTe DSL; recorded beforehand."""
+
+    name: ClassVar[str] = "incumbents.fa4"
+    workload: ClassVar[str] = "attention"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    summary: ClassVar[str] = "FlashAttention-4 (CuTe DSL), its own choice of tiles, compiled beforehand for sm_90a"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Other dtypes than f16 and bf16, head sizes that it has no kernel for."""
+        assert isinstance(case, Attention)
+        if device.arch != recording.ARCH:
+            return f"Its kernels are compiled beforehand, for {recording.ARCH}, not for {device.arch}."
+        if case.dtype not in ("f16", "bf16"):
+            return f"FlashAttention-4 takes f16 and bf16, not {case.dtype}."
+        if case.d % 8 or case.d > 256:
+            return "FlashAttention-4 takes heads of up to 256, a multiple of 8."
+        return None
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """What was recorded, its libraries loaded.
+
+        Raises:
+            Unsupported: this case was not recorded, or for another device.
+        """
+        assert isinstance(case, Attention)
+        from impls.incumbents.kernels.replay import Replayed, recorded
+
+        found = recorded(self.name, case)
+        [one] = found.recordings
+        return Replayed(case, found, one, {})

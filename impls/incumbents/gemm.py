@@ -1,0 +1,126 @@
+"""GEMM by QuACK, the CuTe DSL kernels that outrun cuBLAS on Hopper; recorded beforehand.
+
+Owns which cases it takes and which of its configurations tuning may choose from: QuACK's own list for sm_90 and, where
+C has too few tiles to fill the device, splits of K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from impls.contract import Device, Implementation, Program, Unsupported
+from impls.incumbents.kernels import recording
+from impls.support import tuned
+from impls.workloads.base import Case
+from impls.workloads.dtypes import dtype
+from impls.workloads.gemm import Gemm
+
+Configuration = dict[str, Any]
+
+
+def _configuration(tile: tuple[int, int], cluster: tuple[int, int], pingpong: bool, **more: Any) -> Configuration:
+    sizes = {"tile_m": tile[0], "tile_n": tile[1], "cluster_m": cluster[0], "cluster_n": cluster[1]}
+    return {**sizes, "pingpong": pingpong, "swap_ab": False, "split_k": 1, **more}
+
+
+#: QuACK's own choice on sm_90 where nothing was tuned (quack.gemm_config.default_config, 0.6.5).
+DEFAULT = _configuration((128, 192), (2, 1), True)
+# Its candidates for tuning on sm_90 (quack.gemm_config, 0.6.5): two consumer warpgroups on one tile, or taking turns.
+_COOPERATIVE = ((256, 128), (256, 160), (256, 192), (256, 208), (128, 224), (128, 256))
+_PINGPONG = ((128, 128), (128, 160), (128, 192), (128, 208), (192, 128))
+_CLUSTERS = ((1, 2), (2, 1))
+_SPLITS = (2, 4, 8)
+
+
+def configurations(case: Gemm) -> list[Configuration]:
+    """What is compiled and tried for a case.
+
+    With A and B exchanged (``swap_ab``) C is computed transposed: worth it where M is less than a tile.
+    """
+    tiles = [(t, False) for t in _COOPERATIVE] + [(t, True) for t in _PINGPONG]
+    found = [_configuration(tile, cluster, pingpong) for tile, pingpong in tiles for cluster in _CLUSTERS]
+    if case.m <= 128 and case.groups is None:
+        small = [((128, 128), True), ((128, 128), False)]
+        found = [
+            _configuration(tile, cluster, pingpong, swap_ab=swap, split_k=split)
+            for tile, pingpong in small
+            for cluster in _CLUSTERS
+            for swap in (False, True)
+            for split in (1, *_SPLITS)
+        ]
+    return [DEFAULT, *(c for c in found if c != DEFAULT)]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of QuACK's configurations, as tuning handles it."""
+
+    items: tuple[tuple[str, Any], ...]
+
+    def config(self) -> Configuration:
+        """As QuACK names it."""
+        return dict(self.items)
+
+
+class Quack(Implementation):
+    """QuACK's GEMM with what tuning chose, else with its own default."""
+
+    name: ClassVar[str] = "incumbents.quack"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    summary: ClassVar[str] = "QuACK (CuTe DSL), tuned among its own configurations, compiled beforehand for sm_90a"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Other dtypes than f16, bf16 and f8; f8 in other layouts than nt; rows that TMA cannot address."""
+        assert isinstance(case, Gemm)
+        if device.arch != recording.ARCH:
+            return f"Its kernels are compiled beforehand, for {recording.ARCH}, not for {device.arch}."
+        if case.dtype not in ("f16", "bf16", "f8e4m3"):
+            return f"QuACK multiplies f16, bf16 and f8 on Hopper, not {case.dtype}."
+        if case.acc != "f32":
+            return f"QuACK accumulates in f32, not acc={case.acc}."
+        if case.dtype == "f8e4m3" and case.layout != "nt":
+            return "QuACK multiplies f8 with both operands K-major only: ask for layout nt."
+        # TMA: a row's length is a multiple of 16 bytes (CUDA driver API, cuTensorMapEncodeTiled).
+        for name, spec in (case.input_specs() | case.output_specs()).items():
+            if len(spec.shape) > 1 and spec.shape[-1] * dtype(spec.dtype).bytes % 16:
+                return f"QuACK moves rows of multiples of 16 bytes: {name} has {spec.shape[-1]} of {spec.dtype}."
+        return None
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """The configuration that was chosen for the case on this device, else QuACK's default.
+
+        Raises:
+            Unsupported: this case was not recorded, or not with what was chosen, or for another device.
+        """
+        assert isinstance(case, Gemm)
+        kept = tuned.file(Path(__file__).parent, device.name)
+        chosen = dict(tuned.choices(kept, self.name)).get(case)
+        return self._program(case, chosen or DEFAULT, "tuned" if chosen else "QuACK's default")
+
+    def space(self, case: Gemm) -> list[Choice]:
+        """What tuning tries: what was recorded."""
+        from impls.incumbents.kernels.replay import recorded
+
+        try:
+            return [Choice(tuple((r.choice or {}).items())) for r in recorded(self.name, case).recordings]
+        except Unsupported:
+            return []
+
+    def build(self, case: Gemm, device: Device, choice: Choice) -> Program:
+        """The case by this choice."""
+        return self._program(case, choice.config(), "tuning")
+
+    def compile_ahead(self, case: Gemm, choice: Choice, arch: str) -> None:
+        """Nothing: it has been."""
+
+    def _program(self, case: Gemm, configuration: Configuration, by: str) -> Program:
+        from impls.incumbents.kernels.replay import Replayed, recorded
+
+        found = recorded(self.name, case)
+        for one in found.recordings:
+            if one.choice == configuration:
+                return Replayed(case, found, one, {"chosen_by": by})
+        raise Unsupported(f"It was not recorded with {configuration}: record it, see docs/environments.md.")

@@ -1,0 +1,77 @@
+"""``python -m impls.incumbents.kernels.record CASE ...``: compile FlashAttention-4 and QuACK for cases, without a GPU.
+
+Runs where ``flash-attn-4``, ``quack-kernels``, ``nvidia-cutlass-dsl``, PyTorch and gcc are installed and writes what
+``recording.folder`` says, for the implementations of this stack. A choice that the library refuses is named and left
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from importlib import metadata
+
+from impls.contract import Device, Implementation
+from impls.incumbents import attention, gemm
+from impls.incumbents.kernels import recording
+from impls.incumbents.kernels.recording import Recorded
+from impls.workloads.attention import Attention
+from impls.workloads.base import parse_case
+from impls.workloads.gemm import Gemm
+
+_VERSIONS = {
+    "incumbents.fa4": ("flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl", "apache-tvm-ffi"),
+    "incumbents.quack": ("quack-kernels", "nvidia-cutlass-dsl", "apache-tvm-ffi"),
+}
+
+
+def main() -> int:
+    """Record every case; the number of cases of which nothing could be recorded, at most 100."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--default", action="store_true", help="QuACK's default configuration only: nothing to tune")
+    parser.add_argument("case", nargs="+", help="case ids")
+    arguments = parser.parse_args()
+
+    from impls.incumbents.kernels import libraries
+    from impls.incumbents.kernels.recorder import Kernels
+
+    kernels = Kernels(recording.folder())
+    kernels.watch()
+    device = Device("cuda", recording.DEVICE, recording.ARCH, 1, 0)
+    missing = 0
+    for case in map(parse_case, arguments.case):
+        one: Implementation = attention.FlashAttention4() if isinstance(case, Attention) else gemm.Quack()
+        if (why := one.refuses(case, device)) is not None:
+            print(f"{case.id}: {why}", flush=True)
+            continue
+        begin, found, troubles = time.monotonic(), [], []
+        choices: list[gemm.Configuration | None] = [None]
+        if isinstance(case, Gemm):
+            choices = [gemm.DEFAULT] if arguments.default else [*gemm.configurations(case)]
+        for choice in choices:
+            try:
+                with kernels.recording() as call:
+                    if isinstance(case, Attention):
+                        libraries.attend(case, call)
+                    elif isinstance(case, Gemm) and choice is not None:
+                        libraries.multiply(case, choice, call)
+                found.append(call.recording(choice))
+            except Exception as error:
+                words = str(error).strip().splitlines() or [""]
+                troubles.append(f"{choice}: {type(error).__name__}: {words[0][:200]}")
+        for trouble in troubles:
+            print(f"{case.id}: {trouble}", file=sys.stderr, flush=True)
+        if not found:
+            missing += 1
+            continue
+        used = {k["library"] for r in found for k in r.kernels}
+        versions = {name: metadata.version(name) for name in _VERSIONS[one.name]}
+        seconds = {name: kernels.compile_s[name] for name in sorted(used)}
+        Recorded(versions, libraries.SMS, seconds, found).write(recording.file(one.name, case))
+        print(f"{case.id}: {len(found)} recorded, {len(used)} kernels, {time.monotonic() - begin:.1f} s", flush=True)
+    return min(missing, 100)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The program of a recorded case: inputs on the device, the library's launches over them. Imports torch.
+
+Owns loading, calling and reading; what is launched is the recording's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+
+from impls.contract import Program, Unsupported
+from impls.incumbents.kernels import recording
+from impls.incumbents.kernels.recording import Recorded, Recording
+from impls.support import torch_arrays
+from impls.workloads.base import Case
+
+
+def recorded(implementation: str, case: Case) -> Recorded:
+    """What was recorded of the case.
+
+    Raises:
+        Unsupported: nothing was, or for a device with another number of multiprocessors.
+    """
+    try:
+        found = Recorded.read(recording.file(implementation, case))
+    except FileNotFoundError:
+        raise Unsupported(
+            "Its kernels were not compiled beforehand for this case: python -m impls.incumbents.kernels.record "
+            f"{case.id} where CUTLASS' CuTe DSL is installed; then bring {recording.folder()} here."
+        ) from None
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    if sms != found.sms:
+        raise Unsupported(f"Its launches were recorded for {found.sms} multiprocessors; this device has {sms}.")
+    return found
+
+
+@dataclass
+class _Loaded:
+    """One input set on the device.
+
+    Attributes:
+        inputs: by name.
+        outputs: by name; what the forward pass left for a backward case is scratch.
+        extra: what the library takes beside the case's inputs.
+        before: launches that follow a change of the inputs.
+        launches: those of one call.
+    """
+
+    inputs: dict[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
+    extra: dict[str, torch.Tensor]
+    before: list[Callable[[], Any]]
+    launches: list[Callable[[], Any]]
+
+
+class Replayed(Program):
+    """One case by one recording.
+
+    Args:
+        case: the case.
+        found: the file that the recording is of.
+        one: the recording.
+        config: for the record, beside the recording's own.
+    """
+
+    def __init__(self, case: Case, found: Recorded, one: Recording, config: dict[str, Any]) -> None:
+        super().__init__()
+        self._case, self._recording = case, one
+        used = [kernel["library"] for kernel in one.kernels]
+        self.config = {
+            **config,
+            "configuration": one.choice,
+            "kernels": one.kernels,
+            "scratch_bytes": one.scratch_bytes(),
+            "compiled_by": found.versions,
+            "compiled_beforehand_s": round(sum(found.compile_s[library] for library in used), 2),
+        }
+
+    def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """Copies on the device, new outputs, scratch; for the backward pass alone, the forward pass's residuals."""
+        tensors = {name: torch_arrays.to_torch(array).cuda() for name, array in inputs.items()}
+        outputs = {
+            name: torch.empty(spec.shape, dtype=torch_arrays.torch_dtype(spec.dtype), device="cuda")
+            for name, spec in self._case.output_specs().items()
+        }
+        extra = {"ends": _ends(inputs["group_sizes"])} if "group_sizes" in inputs else {}
+        before, launches = recording.bind(self._recording, tensors | outputs | extra, recording.folder())
+        for launch in before:
+            launch()
+        return _Loaded(tensors, outputs, extra, before, launches)
+
+    def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
+        """In place; what the forward pass left behind is made anew."""
+        for name, tensor in loaded.inputs.items():
+            tensor.copy_(torch_arrays.to_torch(inputs[name]))
+        if loaded.extra:
+            loaded.extra["ends"].copy_(_ends(inputs["group_sizes"]))
+        for launch in loaded.before:
+            launch()
+        return loaded
+
+    def run(self, loaded: _Loaded) -> dict[str, torch.Tensor]:
+        """The recorded launches."""
+        for launch in loaded.launches:
+            launch()
+        return loaded.outputs
+
+    def poison(self, loaded: _Loaded) -> None:
+        """NaN into the outputs."""
+        for tensor in loaded.outputs.values():
+            torch_arrays.poison(tensor)
+
+    def read_outputs(self, result: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """The outputs on the host."""
+        return {name: torch_arrays.to_numpy(tensor) for name, tensor in result.items()}
+
+    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
+        """The inputs on the host."""
+        return {name: torch_arrays.to_numpy(tensor) for name, tensor in loaded.inputs.items()}
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Give the memory back to the device: torch would keep it."""
+        torch.cuda.empty_cache()
+
+
+def _ends(sizes: np.ndarray) -> torch.Tensor:
+    """First rows of the groups, and the number of rows."""
+    return torch.tensor([0, *accumulate(sizes.tolist())], dtype=torch.int32, device="cuda")
