@@ -13,6 +13,7 @@ from impls.contract import Device, Implementation, Program, Unsupported
 from impls.incumbents.kernels import recording
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
+from impls.workloads.dtypes import dtype
 
 if TYPE_CHECKING:
     import torch
@@ -106,6 +107,25 @@ class FlashAttention4(Implementation):
             return "FlashAttention-4 takes heads of up to 256, a multiple of 8."
         return None
 
+    def traffic_bytes(self, case: Case) -> int:
+        """Backward dQ is summed in f32: set to zero, added to, read; of grouped heads dK and dV too. O and dO are read
+        by a kernel of their own, whose two f32 per row the next one reads.
+        """
+        assert isinstance(case, Attention)
+        if case.direction == "fwd":
+            return case.compulsory_bytes()
+        rows = case.batch * case.sq * case.hq
+        summed = rows * case.d
+        if case.hq != case.hkv:
+            summed += 2 * case.batch * case.sk * case.hkv * case.d
+        inputs = sum(spec.nbytes for spec in case.input_specs().values()) if case.direction == "fwdbwd" else 0
+        once_more = 2 * rows * case.d * dtype(case.dtype).bytes
+        return case.compulsory_bytes() + inputs + once_more + 4 * (4 * summed) + 6 * 4 * rows
+
+    def workspace_bytes(self, case: Case) -> int:
+        """The scratch that was recorded."""
+        return recording.scratch_bytes(self.name, case)
+
     def prepare(self, case: Case, device: Device) -> Program:
         """What was recorded, its libraries loaded.
 
@@ -113,8 +133,8 @@ class FlashAttention4(Implementation):
             Unsupported: this case was not recorded, or for another device.
         """
         assert isinstance(case, Attention)
-        from impls.incumbents.kernels.replay import Replayed, recorded
+        from impls.incumbents.kernels.replay import Replayed
 
-        found = recorded(self.name, case)
+        found = recording.recorded(self.name, case)
         [one] = found.recordings
         return Replayed(case, found, one, {})

@@ -89,6 +89,10 @@ class Quack(Implementation):
                 return f"QuACK moves rows of multiples of 16 bytes: {name} has {spec.shape[-1]} of {spec.dtype}."
         return None
 
+    def workspace_bytes(self, case: Case) -> int:
+        """The most scratch that any recorded configuration takes: partial sums where K is split."""
+        return recording.scratch_bytes(self.name, case)
+
     def prepare(self, case: Case, device: Device) -> Program:
         """The configuration that was chosen for the case on this device, else QuACK's default.
 
@@ -102,10 +106,8 @@ class Quack(Implementation):
 
     def space(self, case: Gemm) -> list[Choice]:
         """What tuning tries: what was recorded."""
-        from impls.incumbents.kernels.replay import recorded
-
         try:
-            return [Choice(tuple((r.choice or {}).items())) for r in recorded(self.name, case).recordings]
+            return [Choice(tuple((r.choice or {}).items())) for r in recording.recorded(self.name, case).recordings]
         except Unsupported:
             return []
 
@@ -117,9 +119,9 @@ class Quack(Implementation):
         """Nothing: it has been."""
 
     def _program(self, case: Gemm, configuration: Configuration, by: str) -> Program:
-        from impls.incumbents.kernels.replay import Replayed, recorded
+        from impls.incumbents.kernels.replay import Replayed
 
-        found = recorded(self.name, case)
+        found = recording.recorded(self.name, case)
         for one in found.recordings:
             if one.choice == configuration:
                 return Replayed(case, found, one, {"chosen_by": by})

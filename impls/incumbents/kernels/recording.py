@@ -28,6 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from impls.contract import Unsupported
 from impls.workloads.base import Case
 
 if TYPE_CHECKING:
@@ -102,6 +103,30 @@ class Recorded:
         fields = {**vars(self), "recordings": [vars(r) for r in self.recordings]}
         new.write_text(json.dumps(fields, separators=(",", ":")) + "\n")
         new.replace(file)
+
+
+def recorded(implementation: str, case: Case) -> Recorded:
+    """What was recorded of the case by an implementation.
+
+    Raises:
+        Unsupported: nothing was.
+    """
+    try:
+        return Recorded.read(file(implementation, case))
+    except FileNotFoundError:
+        raise Unsupported(
+            "Its kernels were not compiled beforehand for this case: python -m impls.incumbents.kernels.record "
+            f"{case.id} where CUTLASS' CuTe DSL is installed; then bring {folder()} here."
+        ) from None
+
+
+def scratch_bytes(implementation: str, case: Case) -> int:
+    """The most scratch of any recording of the case; none where it was not recorded."""
+    try:
+        found = recorded(implementation, case)
+    except Unsupported:
+        return 0
+    return max(one.scratch_bytes() for one in found.recordings)
 
 
 @cache

@@ -20,25 +20,6 @@ from impls.support import torch_arrays
 from impls.workloads.base import Case
 
 
-def recorded(implementation: str, case: Case) -> Recorded:
-    """What was recorded of the case.
-
-    Raises:
-        Unsupported: nothing was, or for a device with another number of multiprocessors.
-    """
-    try:
-        found = Recorded.read(recording.file(implementation, case))
-    except FileNotFoundError:
-        raise Unsupported(
-            "Its kernels were not compiled beforehand for this case: python -m impls.incumbents.kernels.record "
-            f"{case.id} where CUTLASS' CuTe DSL is installed; then bring {recording.folder()} here."
-        ) from None
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    if sms != found.sms:
-        raise Unsupported(f"Its launches were recorded for {found.sms} multiprocessors; this device has {sms}.")
-    return found
-
-
 @dataclass
 class _Loaded:
     """One input set on the device.
@@ -66,10 +47,16 @@ class Replayed(Program):
         found: the file that the recording is of.
         one: the recording.
         config: for the record, beside the recording's own.
+
+    Raises:
+        Unsupported: it was recorded for a device with another number of multiprocessors.
     """
 
     def __init__(self, case: Case, found: Recorded, one: Recording, config: dict[str, Any]) -> None:
         super().__init__()
+        here = torch.cuda.get_device_properties(0).multi_processor_count
+        if here != found.sms:
+            raise Unsupported(f"Its launches were recorded for {found.sms} multiprocessors; this device has {here}.")
         self._case, self._recording = case, one
         used = [kernel["library"] for kernel in one.kernels]
         self.config = {
