@@ -43,6 +43,9 @@ class ForwardTiles:
         consumers: warpgroups that multiply, 64 queries each.
         overlap: a warpgroup's exponentials run beside its own product with V.
         ping_pong: warpgroups start their products in turns.
+        hold: with ``overlap``, a warpgroup waits for its product with V only when all its exponentials are computed.
+        persistent: as many CTAs as multiprocessors take up tiles one after the other, those with most keys first; the
+            next tile's loads run beside this one's end.
     """
 
     dtype: str

@@ -19,7 +19,8 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
-from cutlass.utils import LayoutEnum, SmemAllocator
+from cutlass.memory import SmemAllocator
+from cutlass.utils import LayoutEnum
 from cutlass.utils import hopper_helpers as hopper
 
 from impls.cutlass.cute_attention import ROWS, ForwardTiles, key_blocks
@@ -29,6 +30,8 @@ from impls.cutlass.kernels.cute_attention_softmax import WARPGROUP
 # Registers of a thread by the number of consumers: (of the warpgroup that loads, of those that multiply). Of 65,536, in
 # steps of 8, for (consumers + 1) * 128 threads.
 _REGISTERS = {1: (56, 256 - 16), 2: (24, 240), 3: (32, 160)}
+# Places for announced tiles.
+_TILES = 2
 # Named barriers: 0 is the CTA's, then each consumer's turn, then each consumer's own.
 _TURN = 1
 _OWN = 4
@@ -46,7 +49,8 @@ class Forward:
 
     def examples(self):
         """Arguments to trace with, but for the stream."""
-        pointers = [cute.runtime.make_ptr(self.dtype, 16, cute.AddressSpace.gmem, assumed_align=16) for _ in range(4)]
+        kinds = [self.dtype] * 4 + [Int32]
+        pointers = [cute.runtime.make_ptr(kind, 16, cute.AddressSpace.gmem, assumed_align=16) for kind in kinds]
         return [*pointers, *[Int32(1)] * 9, Float32(1.0)]
 
     @cute.jit
@@ -56,6 +60,7 @@ class Forward:
         k: cute.Pointer,
         v: cute.Pointer,
         o: cute.Pointer,
+        taken: cute.Pointer,
         batch: Int32,
         sq: Int32,
         sk: Int32,
@@ -73,7 +78,8 @@ class Forward:
         Args:
             window: keys a query sees at most; not read by other masks.
             section: heads whose tiles are taken up together, those with most keys first.
-            programs: CTAs, at most as many as tiles, which each take up tiles in turns; not read unless ``persistent``.
+            taken: where ``persistent``, a counter that is 0, and is 0 again afterwards; else not read.
+            programs: where ``persistent``, CTAs, at most as many as tiles; else not read.
             scale: log2(e) / sqrt(d).
         """
         t = self.tiles
@@ -107,7 +113,7 @@ class Forward:
         if cutlass.const_expr(not t.persistent):
             programs = tiles
         self.kernel(
-            load_q, mq, load_k, mk, load_v, mv, store_o, mo,
+            load_q, mq, load_k, mk, load_v, mv, store_o, mo, taken,
             sq, sk, hq, hq // hkv, row_tiles, window, section, batch * hq, tiles, programs, scale,
             q_layout, k_layout, v_layout, mma_qk, mma_pv,
         ).launch(
@@ -123,13 +129,13 @@ class Forward:
         load_q: cute.CopyAtom, mq: cute.Tensor,
         load_k: cute.CopyAtom, mk: cute.Tensor,
         load_v: cute.CopyAtom, mv: cute.Tensor,
-        store_o: cute.CopyAtom, mo: cute.Tensor,
+        store_o: cute.CopyAtom, mo: cute.Tensor, taken: cute.Pointer,
         sq: Int32, sk: Int32, hq: Int32, group: Int32, row_tiles: Int32,
         window: Int32, section: Int32, heads: Int32, tiles: Int32, programs: Int32, scale: Float32,
         q_layout: cute.ComposedLayout, k_layout: cute.ComposedLayout, v_layout: cute.ComposedLayout,
         mma_qk: cute.TiledMma, mma_pv: cute.TiledMma,
     ):  # fmt: skip
-        """Tiles of queries of one head each: one, or where ``persistent`` one in every turn."""
+        """A tile of queries of one head; where ``persistent``, one after the other until all are taken."""
         t = self.tiles
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         q_size, k_size, v_size = (cute.cosize(x) for x in (q_layout, k_layout, v_layout))
@@ -138,6 +144,9 @@ class Forward:
         class Shared:
             q_full: cute.struct.MemRange[cutlass.Int64, t.consumers]
             q_empty: cute.struct.MemRange[cutlass.Int64, t.consumers]
+            tile_full: cute.struct.MemRange[cutlass.Int64, _TILES]
+            tile_empty: cute.struct.MemRange[cutlass.Int64, _TILES]
+            tile: cute.struct.MemRange[Int32, _TILES]
             k_full: cute.struct.MemRange[cutlass.Int64, t.stages]
             v_full: cute.struct.MemRange[cutlass.Int64, t.stages]
             k_empty: cute.struct.MemRange[cutlass.Int64, t.stages]
@@ -155,6 +164,8 @@ class Forward:
         q_full, k_full, v_full = shared.q_full.data_ptr(), shared.k_full.data_ptr(), shared.v_full.data_ptr()
         q_empty, k_empty, v_empty = shared.q_empty.data_ptr(), shared.k_empty.data_ptr(), shared.v_empty.data_ptr()
 
+        tile_full, tile_empty = shared.tile_full.data_ptr(), shared.tile_empty.data_ptr()
+        tile_at = shared.tile.get_tensor(cute.make_layout(_TILES))
         if warp_index == 0:
             for atom in (load_q, load_k, load_v, store_o):
                 cpasync.prefetch_descriptor(atom)
@@ -162,6 +173,9 @@ class Forward:
                 for i in cutlass.range_constexpr(t.consumers):
                     cute.arch.mbarrier_init(q_full + i, 1)
                     cute.arch.mbarrier_init(q_empty + i, 4)
+                for i in cutlass.range_constexpr(_TILES):
+                    cute.arch.mbarrier_init(tile_full + i, 1)
+                    cute.arch.mbarrier_init(tile_empty + i, t.consumers * 4)
                 for i in cutlass.range_constexpr(t.stages):
                     cute.arch.mbarrier_init(k_full + i, 1)
                     cute.arch.mbarrier_init(v_full + i, 1)
@@ -171,42 +185,27 @@ class Forward:
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
 
-        # Turns that have a tile for this CTA: all but perhaps the last.
-        sizes = SimpleNamespace(sq=sq, sk=sk, hq=hq, group=group, row_tiles=row_tiles, window=window)
-        sizes.section, sizes.heads, sizes.programs = section, heads, programs
-        turns = (tiles + programs - 1) // programs
-        if self.index(turns - 1, programs) >= tiles:
-            turns -= 1
+        z = SimpleNamespace(sq=sq, sk=sk, hq=hq, group=group, row_tiles=row_tiles, window=window)
+        z.section, z.heads, z.tiles, z.programs = section, heads, tiles, programs
         if warp_index < 4:
             cute.arch.setmaxregister_decrease(_REGISTERS[t.consumers][0])
             if warp_index == 0:
                 self.load(
                     (load_q, mq, sq_, q_full, q_empty), (load_k, mk, sk_, k_full, k_empty),
-                    (load_v, mv, sv_, v_full, v_empty), sizes, turns,
+                    (load_v, mv, sv_, v_full, v_empty), (taken, tile_at, tile_full, tile_empty), z,
                 )  # fmt: skip
         else:
             cute.arch.setmaxregister_increase(_REGISTERS[t.consumers][1])
             self.attend(
                 (sq_, q_full, q_empty), (sk_, k_full, k_empty), (sv_, v_full, v_empty), (store_o, mo, so_),
-                mma_qk, mma_pv, sizes, turns, scale,
+                (tile_at, tile_full, tile_empty), mma_qk, mma_pv, z, scale,
             )  # fmt: skip
 
-    def index(self, turn, programs):
-        """Place in the order of tiles that this CTA takes up in its ``turn``.
-
-        To and fro under a mask: who had the longest tile of one turn gets the shortest of the next.
-        """
-        place = cute.arch.block_idx()[0]
-        if self.causal:
-            place += turn % 2 * (programs - 1 - 2 * place)
-        return turn * programs + place
-
-    def tile(self, turn, z):
-        """Batch entry, head, tile of rows and blocks of keys of this CTA's ``turn``.
+    def place(self, index, z):
+        """Batch entry, head, tile of rows and blocks of keys of a tile by its number in the order they are taken up.
 
         Sections of heads come one after the other; in each, under a mask, tiles with the most keys first.
         """
-        index = self.index(turn, z.programs)
         first = index // (z.section * z.row_tiles) * z.section
         rest = index - first * z.row_tiles
         width = cutlass.min(z.section, z.heads - first)
@@ -228,20 +227,23 @@ class Forward:
         return head // z.hq, head % z.hq, row_tile, spans
 
     @cute.jit
-    def load(self, of_q, of_k, of_v, sizes, turns: Int32):
+    def load(self, of_q, of_k, of_v, of_tiles, z):
         """One warp: of every tile Q, then K of every block and V of the block before it, from right to left."""
         t = self.tiles
         load_q, mq, sq_, q_full, q_empty = of_q
         load_k, mk, sk_, k_full, k_empty = of_k
         load_v, mv, sv_, v_full, v_empty = of_v
+        taken, tile_at, tile_full, tile_empty = of_tiles
         one = cute.make_layout(1)
         row_bytes = t.head * self.dtype.width // 8
-        done = Int32(0)
-        for turn in cutlass.range(turns, unroll=1):
-            batch, head, row_tile, spans = self.tile(turn, sizes)
+        index, turn, done = cute.arch.block_idx()[0], Int32(0), Int32(0)
+        while index < z.tiles:
+            if cutlass.const_expr(t.persistent):
+                _announce(tile_at, tile_full, tile_empty, turn, index)
+            batch, head, row_tile, spans = self.place(index, z)
             begin, _, _, end = spans
             blocks = end - begin
-            key_head = head // sizes.group
+            key_head = head // z.group
             gq = cute.local_tile(mq[None, None, head, batch], (ROWS, t.head), (None, 0))
             gk = cute.local_tile(mk[None, None, key_head, batch], (t.keys, t.head), (None, 0))
             gv = cute.local_tile(mv[None, None, key_head, batch], (t.head, t.keys), (0, None))
@@ -274,17 +276,20 @@ class Forward:
                         cute.arch.mbarrier_arrive_and_expect_tx(v_full + slot, t.keys * row_bytes)
                     cute.copy(load_v, from_v[None, end - j], to_v[None, slot], tma_bar_ptr=v_full + slot)
             done += blocks
+            turn += 1
+            index = _next(taken, z.tiles, z.programs) if t.persistent else z.tiles
+        if cutlass.const_expr(t.persistent):
+            _announce(tile_at, tile_full, tile_empty, turn, z.tiles)
 
     @cute.jit
-    def attend(
-        self, of_q, of_k, of_v, of_o, mma_qk: cute.TiledMma, mma_pv: cute.TiledMma, sizes, turns: Int32, scale: Float32
-    ):
+    def attend(self, of_q, of_k, of_v, of_o, of_tiles, mma_qk: cute.TiledMma, mma_pv: cute.TiledMma, z, scale: Float32):
         """A consumer warpgroup: the attention of its 64 queries of every tile."""
         t = self.tiles
         sq_, q_full, q_empty = of_q
         sk_, k_full, k_empty = of_k
         sv_, v_full, v_empty = of_v
         store_o, mo, so_ = of_o
+        tile_at, tile_full, tile_empty = of_tiles
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         who = warp_index // 4 - 1
@@ -299,20 +304,21 @@ class Forward:
             if who == 0:  # the first has the first turn
                 cute.arch.barrier_arrive(barrier_id=_TURN, number_of_threads=2 * WARPGROUP)
 
-        done = Int32(0)
-        for turn in cutlass.range(turns, unroll=1):
-            batch, head, row_tile, spans = self.tile(turn, sizes)
+        turn, done = Int32(0), Int32(0)
+        index = _announced(tile_at, tile_full, tile_empty, turn) if t.persistent else cute.arch.block_idx()[0]
+        while index < z.tiles:
+            batch, head, row_tile, spans = self.place(index, z)
             begin, whole, partial, end = spans
             blocks = end - begin
             # Keys that this thread's two rows see, as far as its columns go: after ``since``, up to ``last``.
-            at = row_tile * self.rows + who * ROWS + thread // 32 * 16 + thread % 32 // 4 + (sizes.sk - sizes.sq)
+            at = row_tile * self.rows + who * ROWS + thread // 32 * 16 + thread % 32 // 4 + (z.sk - z.sq)
             column = thread % 4 * 2
             c = SimpleNamespace()
             if cutlass.const_expr(self.causal):
-                c.last = [cutlass.min(i, sizes.sk - 1) - column for i in (at, at + 8)]
+                c.last = [cutlass.min(i, z.sk - 1) - column for i in (at, at + 8)]
             else:
-                c.last = [sizes.sk - 1 - column] * 2
-            c.since = [i - sizes.window - column for i in (at, at + 8)]
+                c.last = [z.sk - 1 - column] * 2
+            c.since = [i - z.window - column for i in (at, at + 8)]
             c.tiles, c.windowed, c.turns = t, self.windowed, (_TURN + who, _TURN + (who + 1) % t.consumers)
             c.mma_qk, c.thr_qk, c.mma_pv = mma_qk, thr_qk, mma_pv
             c.q, c.k, c.v, c.o, c.p, c.most, c.sums, c.scale = q, k, v, o, p, most, sums, scale
@@ -365,8 +371,42 @@ class Forward:
             if cutlass.const_expr(t.persistent and not t.own_output):
                 cute.arch.barrier(barrier_id=_OWN + who, number_of_threads=WARPGROUP)
                 _release(q_empty + who)
+            turn += 1
+            index = _announced(tile_at, tile_full, tile_empty, turn) if t.persistent else z.tiles
         if warp_index % 4 == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def _next(taken: cute.Pointer, tiles: Int32, programs: Int32):
+    """The next tile that nobody has taken. Every tile that was taken asks once, so that the counter wraps to 0."""
+    index = Int32(0)
+    if cute.arch.lane_idx() == 0:
+        index = programs + cute.arch.inline_ptx(
+            "atom.global.relaxed.gpu.inc.u32 {$w0}, [{$r0}], {$r1};",
+            write_only_types=[Int32],
+            read_only_args=[taken.toint(), tiles - 1],
+        )
+    return cute.arch.make_warp_uniform(cute.arch.shuffle_sync(index, 0))
+
+
+def _announce(tile_at, tile_full, tile_empty, turn, index):
+    """Tells the consumers which tile comes next."""
+    slot = turn % _TILES
+    cute.arch.mbarrier_wait(tile_empty + slot, turn // _TILES % 2 ^ 1)
+    with cute.arch.elect_one():
+        tile_at[slot] = index
+        cute.arch.mbarrier_arrive(tile_full + slot)
+
+
+def _announced(tile_at, tile_full, tile_empty, turn):
+    """The tile that comes next."""
+    slot = turn % _TILES
+    cute.arch.mbarrier_wait(tile_full + slot, turn // _TILES % 2)
+    index = cute.arch.make_warp_uniform(tile_at[slot])
+    cute.arch.sync_warp()
+    _release(tile_empty + slot)
+    return index
 
 
 def _scores(c, j):

@@ -28,12 +28,12 @@ class _Loaded:
 
     Attributes:
         call: launches over these tensors, on the stream that was current when they were loaded.
-        parts: what the shares of a decode step leave behind.
+        scratch: what the shares of a decode step leave behind, or the counter of tiles.
     """
 
     inputs: dict[str, torch.Tensor]
     output: torch.Tensor
-    parts: torch.Tensor
+    scratch: torch.Tensor
     call: Callable[[], None]
 
 
@@ -62,10 +62,12 @@ class AttentionProgram(Program):
         tensors = {name: torch_arrays.to_torch(array).cuda() for name, array in inputs.items()}
         output = torch.empty_like(tensors["Q"])
         rows = self._case.batch * self._case.hq
-        parts = torch.empty(self._shares * rows * (self._case.d + 2) if self._shares > 1 else 0, device="cuda")
-        arguments = self._arguments(*(tensors[name] for name in "QKV"), output, parts)
+        # Without shares there is one word: the persistent kernel's counter of tiles, which has to begin at 0.
+        words = self._shares * rows * (self._case.d + 2) if self._shares > 1 else 1
+        scratch = torch.zeros(words, dtype=torch.float32, device="cuda")
+        arguments = self._arguments(*(tensors[name] for name in "QKV"), output, scratch)
         call = self._host.bind(arguments, torch.cuda.current_stream().cuda_stream)
-        return _Loaded(tensors, output, parts, call)
+        return _Loaded(tensors, output, scratch, call)
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """In place."""
@@ -99,7 +101,7 @@ class AttentionProgram(Program):
         torch.cuda.empty_cache()
 
     def _arguments(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, parts: torch.Tensor
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, scratch: torch.Tensor
     ) -> list[cute_host.Argument]:
         """As the kernels' host functions take them."""
         case = self._case
@@ -107,8 +109,8 @@ class AttentionProgram(Program):
         pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (q, k, v, o)]
         if isinstance(self._tiles, DecodeTiles):
             sizes = (case.batch, case.sk, case.hq, case.hkv, case.d, case.window, self._shares)
-            return [*pointers, ctypes.c_void_p(parts.data_ptr()), *map(ctypes.c_int32, sizes), scale]
+            return [*pointers, ctypes.c_void_p(scratch.data_ptr()), *map(ctypes.c_int32, sizes), scale]
         tiles = case.batch * case.hq * -(-case.sq // self._tiles.rows)
         programs = min(tiles, torch.cuda.get_device_properties(0).multi_processor_count)
         sizes = (case.batch, case.sq, case.sk, case.hq, case.hkv, case.d, case.window, section(case), programs)
-        return [*pointers, *map(ctypes.c_int32, sizes), scale]
+        return [*pointers, ctypes.c_void_p(scratch.data_ptr()), *map(ctypes.c_int32, sizes), scale]

@@ -17,7 +17,8 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import cpasync, warpgroup
-from cutlass.utils import LayoutEnum, SmemAllocator
+from cutlass.memory import SmemAllocator
+from cutlass.utils import LayoutEnum
 from cutlass.utils import hopper_helpers as hopper
 
 from impls.cutlass.cute_attention import ROWS, DecodeTiles
