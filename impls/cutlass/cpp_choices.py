@@ -1,0 +1,262 @@
+"""What a CUTLASS C++ GEMM can be varied in, what a case allows of it, and what tuning chose.
+
+Owns the description of a kernel (what is compiled), of a choice (a kernel's tile and schedule, and how its blocks walk
+over C, which is decided when it is launched), the space that tuning tries and the choice for a case. Nothing here needs
+CUTLASS, a compiler or a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from impls.support import tuned
+from impls.workloads.dtypes import dtype
+from impls.workloads.gemm import Gemm
+
+_STACK = Path(__file__).parent
+_REFERENCE = "h200"
+#: Whose choices the file has: the variants follow them.
+NAME = "cutlass.cpp"
+# Doublings of sizes, in all, beyond which a tuned case says nothing of another.
+_FAR = 6.0
+_MULTIPROCESSORS = 132
+# Registers of a consumer thread, as CUTLASS deals them out (setmaxnreg 240 with two consumer warpgroups), less what
+# addresses and the epilogue take. 128x256 ping-pong (256 accumulators) serializes its wgmma: ptxas C7511.
+_ACCUMULATORS = 200
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a case is cut. Sizes are those of the C++ product, which is the case's transposed where ``swapped``.
+
+    Attributes:
+        m, n, k: the tile that a block computes, and its step along K.
+        cluster_m, cluster_n: blocks of a cluster, which load shared operands once (TMA multicast).
+        schedule: ``cooperative`` (two consumer warpgroups on a tile), ``pingpong`` (on a tile each, one in its epilogue
+            while the other multiplies), ``single`` (one consumer warpgroup, not persistent) or ``cp_async``
+            (cooperative, loaded by cp.async).
+        stream_k: K of the last wave's tiles is shared out evenly among all multiprocessors.
+        swapped: C is computed transposed, so that few rows of the case lie along the instruction's N.
+        raster: the axis of C that blocks walk along: ``m``, ``n`` or ``heuristic``.
+        swizzle: blocks walked together across that axis, at most.
+        splits: parts of K where the split is even; 0 with ``stream_k`` lets the scheduler decide.
+    """
+
+    m: int
+    n: int
+    k: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    schedule: str = "cooperative"
+    stream_k: bool = False
+    swapped: bool = False
+    raster: str = "heuristic"
+    swizzle: int = 1
+    splits: int = 0
+
+    def config(self) -> dict[str, Any]:
+        """For the record and the tuned file."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is compiled: a choice's part that the compiler must know, and the case's types, layout and epilogue.
+
+    Attributes:
+        dtype, acc, out: as in a case.
+        a_k_major, b_k_major: whether the C++ product's operands are stored with K contiguous.
+        epilogue: as in a case.
+        grouped: a B for each group of A's rows, whose sizes the device reads.
+        m, n, k, cluster_m, cluster_n, schedule, stream_k, swapped: as in a choice.
+    """
+
+    dtype: str
+    acc: str
+    out: str
+    a_k_major: bool
+    b_k_major: bool
+    epilogue: str
+    m: int
+    n: int
+    k: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    schedule: str = "cooperative"
+    stream_k: bool = False
+    swapped: bool = False
+    grouped: bool = False
+
+    @property
+    def name(self) -> str:
+        """A file's name: all that tells it from others."""
+        parts = [
+            self.dtype,
+            self.acc,
+            self.out,
+            ("k" if self.a_k_major else "m") + ("k" if self.b_k_major else "n"),
+            self.epilogue.replace("+", "_"),
+            f"{self.m}x{self.n}x{self.k}",
+            f"{self.cluster_m}x{self.cluster_n}",
+            self.schedule,
+            *(["stream_k"] if self.stream_k else []),
+            *(["swapped"] if self.swapped else []),
+            *(["grouped"] if self.grouped else []),
+        ]
+        return "-".join(parts)
+
+
+def kernel(case: Gemm, choice: Choice) -> Kernel:
+    """What must be compiled for a case that is cut so."""
+    a_k_major, b_k_major = case.layout[0] == "n", case.layout[1] == "t"
+    if choice.swapped:
+        a_k_major, b_k_major = b_k_major, a_k_major
+    shared = {f.name for f in fields(Choice)} & {f.name for f in fields(Kernel)}
+    return Kernel(
+        dtype=case.dtype,
+        acc=case.acc,
+        out=case.out,
+        a_k_major=a_k_major,
+        b_k_major=b_k_major,
+        epilogue=case.epilogue,
+        grouped=case.groups is not None,
+        **{name: getattr(choice, name) for name in shared},
+    )
+
+
+def aligned(case: Gemm) -> bool:
+    """Whether rows of A, B and C begin at multiples of 16 bytes, as TMA wants them (CUDA driver API,
+    cuTensorMapEncodeTiled: globalStrides)."""
+    width = dtype(case.dtype).bytes
+    a = case.k if case.layout[0] == "n" else case.m
+    b = case.n if case.layout[1] == "n" else case.k
+    return all(size % 16 == 0 for size in (a * width, b * width, case.n * dtype(case.out).bytes))
+
+
+def fits(case: Gemm, choice: Choice) -> bool:
+    """Whether the accumulators of a consumer thread leave it registers."""
+    warpgroups = 2 if choice.schedule in ("cooperative", "cp_async") else 1
+    accumulators = choice.m * choice.n // (128 * warpgroups)
+    if (case.dtype, case.acc) == ("f8e4m3", "f32"):
+        accumulators *= 2  # the sums of the last 128 products, and all before them
+    return accumulators <= _ACCUMULATORS
+
+
+def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
+    """The choice for a case, and where it comes from: ``tuned for <case id>`` or ``rule``."""
+    kept = tuned.file(_STACK, device_name)
+    best, found = _FAR, None
+    for other, choice in tuned.choices(kept if kept.is_file() else tuned.file(_STACK, _REFERENCE), NAME):
+        assert isinstance(other, Gemm)
+        if _alike(other) == _alike(case):
+            sizes = zip(_sizes(case), _sizes(other), strict=True)
+            distance = sum(abs(math.log2(x / y)) for x, y in sizes)
+            if distance < best:
+                best, found = distance, (Choice(**choice), other.id)
+    return (found[0], f"tuned for {found[1]}") if found else (rule(case), "rule")
+
+
+def without(technique: str, choice: Choice) -> Choice | None:
+    """The choice with a technique switched off, all else as it is; None where it does not use it.
+
+    Args:
+        technique: ``cluster``, ``ping-pong`` or ``TMA``.
+        choice: the choice.
+    """
+    if technique == "cluster":
+        return replace(choice, cluster_m=1, cluster_n=1) if choice.cluster_m * choice.cluster_n > 1 else None
+    if technique == "ping-pong":
+        # Cooperative warpgroups take 64 rows of a tile each, at least.
+        whole = replace(choice, schedule="cooperative", m=max(128, choice.m))
+        return whole if choice.schedule == "pingpong" else None
+    return replace(choice, schedule="cp_async", m=max(128, choice.m), cluster_m=1, cluster_n=1)
+
+
+def _alike(case: Gemm) -> tuple[Any, ...]:
+    # f16 and bf16 take the same instructions and bytes.
+    kind = case.dtype if case.dtype not in ("f16", "bf16") else "16 bits"
+    return kind, case.acc, case.groups is None, _must_swap(case)
+
+
+def _sizes(case: Gemm) -> tuple[float, ...]:
+    # Another layout counts as much as one size that is twice as large, an epilogue as half of that.
+    layout = tuple(2.0 if stored == "t" else 1.0 for stored in case.layout)
+    groups = len(case.groups) if case.groups else 1
+    return (*layout, 1.0 if case.epilogue == "none" else math.sqrt(2), case.batch, groups, case.m, case.n, case.k)
+
+
+def _must_swap(case: Gemm) -> bool:
+    """Whether only the transposed product exists: tf32's B must be K-major, its A may come through registers."""
+    return case.dtype == "tf32" and case.layout[1] == "n" and case.layout[0] == "n"
+
+
+def rule(case: Gemm) -> Choice:
+    """A choice that fits sm_90, for what was not tuned."""
+    line = 128 // dtype(case.dtype).bytes
+    if case.m <= 64 < case.n and case.groups is None and case.epilogue != "residual":
+        columns = 16 if case.m <= 16 else 32 if case.m <= 32 else 64
+        return Choice(64, columns, 2 * line, schedule="pingpong", swapped=True)
+    swapped = _must_swap(case)
+    large = Choice(128, 256, line, 2, 1, swapped=swapped, swizzle=4)
+    if case.groups is None and case.dtype != "tf32" and fits(case, large) and tiles(case, large) >= _MULTIPROCESSORS:
+        return large
+    small = Choice(128, 128, line, schedule="pingpong", swapped=swapped)
+    # An epilogue of its own length is worth hiding.
+    if case.epilogue == "none" or not fits(case, small):
+        small = replace(small, schedule="cooperative")
+    cluster = 2 if case.groups is None and sizes(case, small)[0] > 128 else 1
+    return replace(small, cluster_m=cluster)
+
+
+def space(case: Gemm) -> list[Choice]:
+    """Every choice worth compiling and timing for a case."""
+    line = 128 // dtype(case.dtype).bytes
+    if case.m <= 64 and case.groups is None:
+        columns = 16 if case.m <= 16 else 32 if case.m <= 32 else 64
+        few = [
+            Choice(m, columns, k * line, schedule=schedule, swapped=True)
+            for m, k, schedule in product((64, 128), (1, 2, 4), ("pingpong", "single"))
+        ]
+        split = [
+            Choice(128, columns, k * line, stream_k=True, swapped=True, splits=splits)
+            for k, splits in product((1, 2), (0, 2))
+        ]
+        return [*few, *split]
+    shapes = (
+        (128, 256, "cooperative"),
+        (256, 128, "cooperative"),
+        (128, 192, "cooperative"),
+        (128, 128, "cooperative"),
+        (128, 128, "pingpong"),
+        (64, 256, "pingpong"),
+    )
+    walks = [("heuristic", 1)] if case.groups else list(product(("m", "n"), (1, 2, 4, 8)))
+    found = [
+        Choice(m, n, line, *cluster, schedule, swapped=_must_swap(case), raster=raster, swizzle=swizzle)
+        for (m, n, schedule), cluster, (raster, swizzle) in product(shapes, ((1, 1), (2, 1), (1, 2)), walks)
+    ]
+    return [choice for choice in found if fits(case, choice)]
+
+
+def sizes(case: Gemm, choice: Choice) -> tuple[int, int, int]:
+    """M, N and K of the C++ product."""
+    return (case.n, case.m, case.k) if choice.swapped else (case.m, case.n, case.k)
+
+
+def tiles(case: Gemm, choice: Choice) -> int:
+    """Tiles of C, in whole clusters."""
+    m, n, _ = sizes(case, choice)
+    down = math.ceil(m / (choice.m * choice.cluster_m)) * choice.cluster_m
+    across = math.ceil(n / (choice.n * choice.cluster_n)) * choice.cluster_n
+    return case.batch * down * across
+
+
+def partial_bytes(case: Gemm, choice: Choice) -> int:
+    """Sums of parts of K that stream-K leaves in memory, at most: a tile for each tile of C, or each multiprocessor."""
+    if not choice.stream_k:
+        return 0
+    return min(tiles(case, choice), 2 * _MULTIPROCESSORS) * choice.m * choice.n * 4
