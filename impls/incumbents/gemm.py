@@ -113,16 +113,16 @@ class Quack(Implementation):
 
     def build(self, case: Gemm, device: Device, choice: Choice) -> Program:
         """The case by this choice."""
-        return self._program(case, choice.config(), "tuning")
+        return self._program(case, choice.config(), "tuning", describe=False)
 
     def compile_ahead(self, case: Gemm, choice: Choice, arch: str) -> None:
         """Nothing: it has been."""
 
-    def _program(self, case: Gemm, configuration: Configuration, by: str) -> Program:
+    def _program(self, case: Gemm, configuration: Configuration, by: str, describe: bool = True) -> Program:
         from impls.incumbents.kernels.replay import Replayed
 
         found = recording.recorded(self.name, case)
         for one in found.recordings:
             if one.choice == configuration:
-                return Replayed(case, found, one, {"chosen_by": by})
+                return Replayed(case, found, one, {"chosen_by": by}, describe)
         raise Unsupported(f"It was not recorded with {configuration}: record it, see docs/environments.md.")

@@ -36,7 +36,7 @@ def main() -> int:
     from impls.incumbents.kernels import libraries
     from impls.incumbents.kernels.recorder import Kernels
 
-    kernels = Kernels(recording.folder())
+    kernels = Kernels()
     kernels.watch()
     device = Device("cuda", recording.DEVICE, recording.ARCH, 1, 0)
     missing = 0

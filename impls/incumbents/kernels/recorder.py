@@ -27,6 +27,7 @@ from cutlass import cute
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from impls.incumbents.kernels import recording
 from impls.incumbents.kernels.recording import FUNCTION, Recording, Step
 from impls.support.torch_arrays import torch_dtype
 from impls.workloads.dtypes import DTYPES
@@ -151,17 +152,12 @@ class Call:
 
 
 class Kernels:
-    """Everything compiled so far, as libraries in a folder named for their contents.
+    """Everything compiled so far, as libraries named for their contents."""
 
-    Args:
-        folder: where the libraries go.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.compile_s: dict[str, float] = {}
         self._call: Call | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+        recording.folder().mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def recording(self) -> Iterator[Call]:
@@ -201,7 +197,7 @@ class Kernels:
             kernel.export_to_c(object_file_path=str(code), function_name=FUNCTION)
             errors.write_text(_ERRORS)
             name = hashlib.sha256(code.read_bytes()).hexdigest()[:16]
-            library = self.folder / f"{name}.so"
+            library = recording.library(name)
             if not library.exists():
                 # Every library has its own copy of the runtime: none may bind to another's.
                 command = ["gcc", "-shared", "-fPIC", "-O1", "-s", "-Wl,-Bsymbolic", "-o", f"{library}.new"]

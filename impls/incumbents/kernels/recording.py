@@ -48,6 +48,11 @@ def folder() -> Path:
     return base.absolute() / "incumbents"
 
 
+def library(name: str) -> Path:
+    """The file of a compiled library."""
+    return folder() / f"{name}.so"
+
+
 def file(implementation: str, case: Case) -> Path:
     """The recordings of a case by an implementation. The name ends in a hash: ids may be longer than file names."""
     words = case.id.replace(":", "_").replace("+", "_")
@@ -139,14 +144,13 @@ def _function(library: Path) -> Callable[..., Any]:
 
 
 def bind(
-    recording: Recording, named: Mapping[str, torch.Tensor], libraries: Path
+    recording: Recording, named: Mapping[str, torch.Tensor]
 ) -> tuple[list[Callable[[], Any]], list[Callable[[], Any]]]:
     """The launches over these tensors, scratch allocated: ``before`` and ``steps``.
 
     Args:
         recording: the recording.
         named: inputs and outputs on the device, contiguous, by the names of the recording's buffers.
-        libraries: folder of the compiled libraries.
 
     Raises:
         ValueError: a tensor does not have the size that was recorded.
@@ -164,7 +168,7 @@ def bind(
                 f"{buffer['name']} is not the tensor that was recorded: {buffer['bytes']} bytes, contiguous."
             )
         flat.append(tensor.view(-1).view(torch.uint8))
-    functions = [_function(libraries / f"{kernel['library']}.so") for kernel in recording.kernels]
+    functions = [_function(library(kernel["library"])) for kernel in recording.kernels]
 
     def value(argument: Any) -> Any:
         from impls.support.torch_arrays import torch_dtype

@@ -5,6 +5,8 @@ Owns loading, calling and reading; what is launched is the recording's.
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,7 +18,7 @@ import torch
 from impls.contract import Program, Unsupported
 from impls.incumbents.kernels import recording
 from impls.incumbents.kernels.recording import Recorded, Recording
-from impls.support import torch_arrays
+from impls.support import machine_code, torch_arrays
 from impls.workloads.base import Case
 
 
@@ -47,12 +49,15 @@ class Replayed(Program):
         found: the file that the recording is of.
         one: the recording.
         config: for the record, beside the recording's own.
+        describe: read the machine code for the record.
 
     Raises:
         Unsupported: it was recorded for a device with another number of multiprocessors.
     """
 
-    def __init__(self, case: Case, found: Recorded, one: Recording, config: dict[str, Any]) -> None:
+    def __init__(
+        self, case: Case, found: Recorded, one: Recording, config: dict[str, Any], describe: bool = True
+    ) -> None:
         super().__init__()
         here = torch.cuda.get_device_properties(0).multi_processor_count
         if here != found.sms:
@@ -67,6 +72,13 @@ class Replayed(Program):
             "compiled_by": found.versions,
             "compiled_beforehand_s": round(sum(found.compile_s[library] for library in used), 2),
         }
+        codes = []
+        for kernel in one.kernels if describe else ():
+            code = machine_code.inspect(_cubin(recording.library(kernel["library"]).read_bytes()))
+            codes.append(code.facts)
+            self.artefacts |= code.artefacts(f"{kernel['class']}-{kernel['library']}")
+        if codes:
+            self.config["code"] = codes[0] if len(codes) == 1 else {"launches": codes}
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """Copies on the device, new outputs, scratch; for the backward pass alone, the forward pass's residuals."""
@@ -76,7 +88,7 @@ class Replayed(Program):
             for name, spec in self._case.output_specs().items()
         }
         extra = {"ends": _ends(inputs["group_sizes"])} if "group_sizes" in inputs else {}
-        before, launches = recording.bind(self._recording, tensors | outputs | extra, recording.folder())
+        before, launches = recording.bind(self._recording, tensors | outputs | extra)
         for launch in before:
             launch()
         return _Loaded(tensors, outputs, extra, before, launches)
@@ -122,3 +134,16 @@ class Replayed(Program):
 def _ends(sizes: np.ndarray) -> torch.Tensor:
     """First rows of the groups, and the number of rows."""
     return torch.tensor([0, *accumulate(sizes.tolist())], dtype=torch.int32, device="cuda")
+
+
+def _cubin(library: bytes) -> bytes:
+    """The machine code for the GPU in a library of the DSL: the ELF image for CUDA (machine 190) among its data."""
+    for start in (found.start() for found in re.finditer(rb"\x7fELF", library)):
+        machine, sections, count = (
+            struct.unpack_from(form, library, start + at)[0] for form, at in (("<H", 18), ("<Q", 40), ("<H", 60))
+        )
+        programs, segments = (struct.unpack_from(form, library, start + at)[0] for form, at in (("<Q", 32), ("<H", 56)))
+        if machine == 190:
+            # It ends with its last table: 64 bytes a section's entry, 56 a segment's (ELF-64 object file format).
+            return library[start : start + max(sections + 64 * count, programs + 56 * segments)]
+    return b""
