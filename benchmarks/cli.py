@@ -11,6 +11,8 @@ import os
 import re
 import secrets
 import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -411,10 +413,25 @@ def _measure(run: Run, device: Device, budget_s: float | None, *, named: bool) -
         one = session.Session(
             plan, device=device, environments=built, missing=missing, writer=writer, already=run.already
         )
-        with Progress(err, len(run.cases) - len(one.finished)) as progress:
-            return one.run(progress)
+        try:
+            with Progress(err, len(run.cases) - len(one.finished)) as progress:
+                return one.run(progress)
+        finally:
+            err.print(_where_the_time_went(one.phases.seconds), style="dim", highlight=False)
     finally:
         writer.close()
+
+
+def _where_the_time_went(seconds: Mapping[str, float]) -> str:
+    """One line: the phases of a run, longest first, what a phase consists of in brackets, and the rest."""
+    wall = seconds.get("wall", 0.0)
+    phases = {name: s for name, s in seconds.items() if "." not in name and name not in ("wall", "kernel")}
+    told = []
+    for name, spent in sorted(phases.items(), key=lambda item: -item[1]):
+        parts = [f"{p.partition('.')[2]} {s:.1f}" for p, s in seconds.items() if p.startswith(f"{name}.")]
+        told.append(f"{name} {spent:.1f}" + (f" ({', '.join(parts)})" if parts else ""))
+    told.append(f"other {max(0.0, wall - sum(phases.values())):.1f}")
+    return f"{wall:.1f} s, {seconds.get('kernel', 0.0):.1f} of them in timed calls: {', '.join(told)}"
 
 
 @app.command()
@@ -530,6 +547,9 @@ def _environments(
     vital = {name.partition(".")[0] for w in ("gemm", "attention") if (name := baseline_of(w, device.kind))}
     built: dict[str, environments.Environment] = {}
     missing: dict[str, str] = {}
+    with err.status("environments"), ThreadPoolExecutor(max(1, len(needed))) as threads:
+        # What can be seen without building anything, together: a mapped interpreter's imports take seconds.
+        list(threads.map(lambda stack: environments.find(stack, device.kind), needed))
     for stack in needed:
         try:
             with err.status(f"environment of {stack}") as status:

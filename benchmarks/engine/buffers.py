@@ -16,6 +16,7 @@ import mmap
 import os
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ Descriptor = dict[str, Any]
 _LEFT_FREE = 0.1
 # A page, which is also enough alignment for every library to take an array without a copy (XLA asks for 64 bytes).
 _ALIGNMENT = mmap.PAGESIZE
+# What one thread copies at a time where several copy an array.
+_PIECE = 8 * 2**20
 
 
 class NoRoom(Exception):
@@ -180,8 +183,29 @@ def own_copy(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-def copy_into(into: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> None:
-    """Copy arrays by name, each into one of the same shape and dtype.
+def copy_into(
+    into: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], copiers: Executor | None = None
+) -> None:
+    """Copy arrays by name, each into one of the same shape and dtype; large ones by the threads of ``copiers``.
+
+    Raises WrongArrays as ``alike`` does.
+    """
+    alike(into, arrays)
+    for name, target in into.items():
+        if (
+            copiers is None
+            or target.nbytes < 2 * _PIECE
+            or not (target.flags.c_contiguous and arrays[name].flags.c_contiguous)
+        ):
+            np.copyto(target, arrays[name])
+            continue
+        to, source = (a.reshape(-1).view(np.uint8) for a in (target, arrays[name]))
+        pieces = [slice(at, at + _PIECE) for at in range(0, to.size, _PIECE)]
+        list(copiers.map(np.copyto, [to[piece] for piece in pieces], [source[piece] for piece in pieces]))
+
+
+def alike(into: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> None:
+    """Whether ``arrays`` have the names, shapes and dtypes of ``into``.
 
     Raises:
         WrongArrays: a name is missing or too many, or a shape or dtype differs.
@@ -196,4 +220,3 @@ def copy_into(into: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) 
             raise WrongArrays(
                 f"It gave {name} as {array.dtype}{list(array.shape)}, not as {target.dtype}{list(target.shape)}."
             )
-        np.copyto(target, array)

@@ -73,7 +73,7 @@ def _status_bytes(key: str) -> int:
 
 @dataclass
 class _Loaded:
-    """One input set: the worker's own arrays, which a CPU program may have wrapped, and what ``load`` made of them."""
+    """One input set: the arrays that a CPU program may have wrapped, and what ``load`` made of them."""
 
     arrays: dict[str, np.ndarray]
     value: Any
@@ -85,6 +85,7 @@ class _Built:
 
     program: Program
     timing: ModuleType
+    gpu: ModuleType | None
     residency: Residency
     sets: dict[int, _Loaded] = field(default_factory=dict)
 
@@ -95,6 +96,7 @@ class Operations:
     def __init__(self) -> None:
         self._programs: dict[str, _Built] = {}
         self._mapped: dict[str, np.ndarray] = {}
+        self._pinned: list[tuple[ModuleType, np.ndarray]] = []
         self._named: dict[str, Callable[..., dict[str, Any]]] = {
             "prepare": self.prepare,
             "load": self.load,
@@ -141,17 +143,17 @@ class Operations:
         built = implementation.prepare(wanted, target)
         seconds = time.perf_counter() - start
         # On a GPU it is the device's memory that counts.
-        residency = Residency() if target.kind == "cpu" else importlib.import_module(GPU).Residency()
-        self._programs[program] = _Built(built, timing, residency)
+        gpu = None if target.kind == "cpu" else importlib.import_module(GPU)
+        self._programs[program] = _Built(built, timing, gpu, Residency() if gpu is None else gpu.Residency())
         return {"prepare_s": seconds, "config": built.config, "flags": built.flags, "artefacts": built.artefacts}
 
     def load(self, program: str, set: int, inputs: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
-        """Copy inputs out of the shared buffers, and give the copies to the program."""
+        """Give inputs to the program: on a CPU copies of its own, on a GPU the shared buffers to copy to the device."""
         built = self._get(program)
         built.sets.pop(set, None)
-        shared = self._views(inputs)
+        shared = self._views(inputs, built.gpu)
         with built.residency.watch():
-            arrays = {name: buffers.own_copy(array) for name, array in shared.items()}
+            arrays = shared if built.gpu else {name: buffers.own_copy(array) for name, array in shared.items()}
             start = time.perf_counter()
             value = built.program.load(arrays)
             built.program.synchronize()
@@ -163,12 +165,17 @@ class Operations:
         """New contents for a loaded set, at the same place."""
         built = self._get(program)
         loaded = self._loaded(built, set)
+        shared = self._views(inputs, built.gpu)
         try:
-            buffers.copy_into(loaded.arrays, self._views(inputs))
+            buffers.alike(loaded.arrays, shared)
         except buffers.WrongArrays:
             raise BadRequest(
                 "A set is refilled with inputs of the names, shapes and dtypes it was loaded with."
             ) from None
+        if built.gpu:
+            loaded.arrays = shared
+        else:
+            buffers.copy_into(loaded.arrays, shared)
         loaded.value = built.program.refill(loaded.value, loaded.arrays)
         built.program.synchronize()
         return {}
@@ -183,7 +190,7 @@ class Operations:
         """A block of calls, by the timing module of the program's device."""
         built = self._get(program)
         loaded = {which: self._loaded(built, which).value for which in sets}
-        copies = {int(index): self._views(into) for index, into in keep.items()}
+        copies = {int(index): self._views(into, built.gpu) for index, into in keep.items()}
         if not all(0 <= index < len(sets) for index in copies):
             raise BadRequest(f"A block of {len(sets)} calls has no call {max(copies)}.")
         with built.residency.watch():
@@ -198,7 +205,7 @@ class Operations:
         if not hasattr(built.timing, "sustain"):
             raise BadRequest("Only on a GPU are calls sustained.")
         loaded = {which: self._loaded(built, which).value for which in sets}
-        copies = self._views(keep)
+        copies = self._views(keep, built.gpu)
         with built.residency.watch():
             answer: dict[str, Any] = built.timing.sustain(built.program, loaded, sets, copies, hot)
         return answer
@@ -207,7 +214,7 @@ class Operations:
         """Copy a set's inputs, as they are now, into shared buffers."""
         built = self._get(program)
         now = built.program.read_inputs(self._loaded(built, set).value)
-        buffers.copy_into(self._views(into), now)
+        buffers.copy_into(self._views(into, built.gpu), now)
         return {}
 
     def release(self, program: str) -> dict[str, Any]:
@@ -216,6 +223,9 @@ class Operations:
         del self._programs[program]
         peak = built.residency.peak_bytes
         built.sets.clear()
+        for gpu, array in self._pinned:
+            gpu.unpin(array)
+        self._pinned.clear()
         self._mapped.clear()
         built.program.release()
         del built
@@ -227,13 +237,18 @@ class Operations:
             raise BadRequest(f"There is no program {program!r} here.")
         return self._programs[program]
 
-    def _views(self, described: Mapping[str, buffers.Descriptor]) -> dict[str, np.ndarray]:
-        """Shared arrays by name. Mapped once (half a second for a GiB) and kept until a program is released."""
+    def _views(self, described: Mapping[str, buffers.Descriptor], gpu: ModuleType | None) -> dict[str, np.ndarray]:
+        """Shared arrays by name. Mapped once (half a second for a GiB) and kept until a program is released.
+
+        On a GPU they are pinned meanwhile: the device copies from and to them by itself.
+        """
         found = {}
         for name, descriptor in described.items():
             key = repr(sorted(descriptor.items()))
             if key not in self._mapped:
-                self._mapped[key] = buffers.view(descriptor)
+                array = self._mapped[key] = buffers.view(descriptor)
+                if gpu is not None and gpu.pin(array):
+                    self._pinned.append((gpu, array))
             found[name] = self._mapped[key]
         return found
 

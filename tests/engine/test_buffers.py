@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -222,3 +223,13 @@ def test_no_two_arenas_ever_give_a_file_the_same_name():
         arena.close()
         del arena
     assert len(set(names)) == 50
+
+
+def test_large_arrays_are_copied_by_several_threads_and_end_up_the_same(monkeypatch):
+    monkeypatch.setattr(buffers, "_PIECE", 1000)
+    source = np.arange(3 * 7 * 501, dtype=np.int32).reshape(3, 7, 501)
+    into = {"C": np.zeros_like(source), "D": np.zeros_like(source[:, :, ::2])}
+    with ThreadPoolExecutor(3) as copiers:
+        buffers.copy_into(into, {"C": source, "D": source[:, :, ::2]}, copiers)
+    assert np.array_equal(into["C"], source)
+    assert np.array_equal(into["D"], source[:, :, ::2])

