@@ -82,7 +82,7 @@ def _all(variant: str, case: Gemm) -> list[Tile]:
                 (4, 8, 16),
                 (4, 8),
                 (3, 4),
-                ((1, False), (1, True), (2, False)),
+                ((1, False), (1, True), (2, False), (2, True)),
                 (False, True),
                 {False, promoted},
             )

@@ -3,11 +3,12 @@
 Owns the kernel and what its launch needs. It does not own which cases it takes nor which configuration a case gets.
 
 The algorithm is FlashAttention-3's (Shah et al., 2024): a producer warp loads Q tiles and two rings of K and V blocks
-through TMA; every consumer warpgroup holds 64 query rows and walks over their keys from right to left, so that masked
-blocks come first. In each step it starts the scores of the next block and the product of the last one's probabilities
-with V together, and exponentiates the scores while that product runs. Probabilities stay in registers. Exponentials are
-powers of two with the scale folded in; rows are rescaled as the running maximum grows, and divided by their sum once,
-at the end. Consumers take turns in starting their products, so that one exponentiates while another's run (ping-pong).
+through TMA; each of two or three consumer warpgroups holds 64 query rows and walks over their keys from right to left,
+so that masked blocks come first. In each step it starts the scores of the next block and the product of the last one's
+probabilities with V together, and exponentiates the scores while that product runs. Probabilities stay in registers.
+Exponentials are powers of two with the scale folded in; rows are rescaled as the running maximum grows, and divided by
+their sum once, at the end. Consumers may take turns in starting their products, so that one exponentiates while
+another's run (ping-pong).
 
 Every CTA follows a plan made beforehand (``impls.triton.schedule``), so that all of them have as many blocks to do.
 """
@@ -38,9 +39,8 @@ from impls.triton.gluon_tiles import Blocking, padded_head
 from impls.triton.kernels.program import Launch, multiprocessors
 from impls.workloads.attention import Attention
 
-# Query rows of a consumer, which are wgmma's M, and of a tile.
+# Query rows of a consumer, which are wgmma's M.
 ROWS = gl.constexpr(64)
-TILE = gl.constexpr(128)
 # Masks, by the number that the kernel is specialised with.
 MASKS = ("full", "causal", "window")
 FULL = gl.constexpr(MASKS.index("full"))
@@ -55,23 +55,23 @@ def _entry(schedule, turn):
 
 
 @gluon.jit
-def _tile(entry, sizes):
-    """Tile number -> (batch entry, head, first row)."""
+def _tile(entry, sizes, tile: gl.constexpr):
+    """Tile number -> (batch entry, head, first row); a tile has ``tile`` rows."""
     batch, sq, sk, hq, group, window, turns = sizes
-    rows = gl.cdiv(sq, TILE)
+    rows = gl.cdiv(sq, tile)
     head = entry // rows
-    return head // hq, head % hq, entry % rows * TILE
+    return head // hq, head % hq, entry % rows * tile
 
 
 @gluon.jit
-def _blocks(row, sizes, block: gl.constexpr, mask: gl.constexpr):
+def _blocks(row, sizes, tile: gl.constexpr, block: gl.constexpr, mask: gl.constexpr):
     """Key blocks of a tile: (how many, the last plus one, how many of them, from the right, need a mask)."""
     batch, sq, sk, hq, group, window, turns = sizes
     if mask == FULL:
         end = gl.cdiv(sk, block)
         return end, end, end - sk // block
     seen = gl.minimum(sk, row + 1 + sk - sq)  # keys up to the last that the tile's first row sees
-    end = gl.cdiv(gl.minimum(sk, row + TILE + sk - sq), block)
+    end = gl.cdiv(gl.minimum(sk, row + tile + sk - sq), block)
     if mask == CAUSAL:
         return end, end, end - seen // block
     first = gl.maximum(seen - window, 0) // block
@@ -85,18 +85,18 @@ def _producer(descs, buffers, bars, schedule, sizes, mask: gl.constexpr):
     q_ring, k_ring, v_ring, o_ring = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, order = bars
     batches, sq, sk, hq, group, window, turns = sizes
+    consumers: gl.constexpr = q_ring.shape[0]
     stages: gl.constexpr = k_ring.shape[0]
     block: gl.constexpr = k_ring.shape[2]
     done = 0  # blocks of all tiles before
-    tile = 0
     entry = _entry(schedule, 0)
     for turn in range(turns):
         following = _entry(schedule, turn + 1)
         if entry >= 0:
-            batch, head, row = _tile(entry, sizes)
-            blocks, end, masked = _blocks(row, sizes, block, mask)
-            for who in gl.static_range(2):
-                mbarrier.wait(q_empty.index(who), (tile & 1) ^ 1)
+            batch, head, row = _tile(entry, sizes, consumers * ROWS)
+            blocks, end, masked = _blocks(row, sizes, consumers * ROWS, block, mask)
+            for who in gl.static_range(consumers):
+                mbarrier.wait(q_empty.index(who), (turn & 1) ^ 1)
                 mbarrier.expect(q_full.index(who), q_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(
                     q_desc, [batch, row + who * ROWS, head, 0], q_full.index(who), q_ring.index(who)
@@ -122,7 +122,6 @@ def _producer(descs, buffers, bars, schedule, sizes, mask: gl.constexpr):
                         v_desc, [batch, key, head // group, 0], v_full.index(slot), v_ring.index(slot)
                     )
             done += blocks
-            tile += 1
         entry = following
 
 
@@ -189,6 +188,7 @@ def _step(
     o, p, total, top = state
     q_ring, k_ring, v_ring, o_ring = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, order = bars
+    consumers: gl.constexpr = q_ring.shape[0]
     stages: gl.constexpr = k_ring.shape[0]
     block: gl.constexpr = k_ring.shape[2]
     d: gl.constexpr = k_ring.shape[4]
@@ -198,23 +198,28 @@ def _step(
     v_slot = (count - 1) % stages
     mbarrier.wait(k_full.index(k_slot), count // stages & 1)
     if ping_pong:
-        # The first consumer waits for the second's step before, the second for the first's.
-        mbarrier.wait(order.index(who), (step & 1) ^ (1 - who))
+        # The first consumer waits for the last one's step before, the others for their neighbour's.
+        mbarrier.wait(order.index(who), (step & 1) ^ (who == 0))
     nothing = gl.zeros([ROWS, block], gl.float32, s_layout)
     k = k_ring.index(k_slot).reshape([block, d]).permute((1, 0))
     s = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(v_slot), (count - 1) // stages & 1)
     o = warpgroup_mma(p, v_ring.index(v_slot).reshape([block, d]), o, is_async=True)
     if ping_pong:
-        mbarrier.arrive(order.index(1 - who), count=1)
+        mbarrier.arrive(order.index((who + 1) % consumers), count=1)
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(k_empty.index(k_slot), count=1)
     if masked:
         s = _masked(s, row, key, sizes, mask, s_layout)
     values, top, shrink = _softmax(s, top, scale, masked)
     total = _pin(total * shrink + gl.sum(values, axis=1))
-    new = gl.convert_layout(values.to(q.dtype), p.type.layout)
-    o, p, new = warpgroup_mma_wait(0, deps=(o, p, new))
+    if consumers == 2:
+        new = gl.convert_layout(values.to(q.dtype), p.type.layout)
+        o, p, new = warpgroup_mma_wait(0, deps=(o, p, new))
+    else:
+        # A third consumer leaves each thread 160 registers: for old and new probabilities at once there is no room.
+        o, p = warpgroup_mma_wait(0, deps=(o, p))
+        new = gl.convert_layout(values.to(q.dtype), p.type.layout)
     mbarrier.arrive(v_empty.index(v_slot), count=1)
     return o * _per_row(shrink, o_layout), new, total, top
 
@@ -224,10 +229,11 @@ def _consumer(
     descs, buffers, bars, schedule, sizes, scale, who: gl.constexpr, mask: gl.constexpr,
     ping_pong: gl.constexpr,
 ):  # fmt: skip
-    """Attention of half of every tile's rows."""
+    """Attention of this consumer's 64 rows of every tile."""
     q_desc, k_desc, v_desc, o_desc = descs
     q_ring, k_ring, v_ring, o_ring = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, order = bars
+    consumers: gl.constexpr = q_ring.shape[0]
     stages: gl.constexpr = k_ring.shape[0]
     block: gl.constexpr = k_ring.shape[2]
     d: gl.constexpr = k_ring.shape[4]
@@ -239,16 +245,15 @@ def _consumer(
     own: gl.constexpr = d < 256
     staging = o_ring.index(who) if own else q_ring.index(who)
     count = 0  # blocks, of all tiles
-    tile = 0
     batches, sq, sk, hq, group, window, turns = sizes
     entry = _entry(schedule, 0)
     for turn in range(turns):
         following = _entry(schedule, turn + 1)
         if entry >= 0:
-            batch, head, tile_row = _tile(entry, sizes)
-            blocks, end, masked = _blocks(tile_row, sizes, block, mask)
+            batch, head, tile_row = _tile(entry, sizes, consumers * ROWS)
+            blocks, end, masked = _blocks(tile_row, sizes, consumers * ROWS, block, mask)
             row = tile_row + who * ROWS
-            mbarrier.wait(q_full.index(who), tile & 1)
+            mbarrier.wait(q_full.index(who), turn & 1)
             slot = count % stages
             mbarrier.wait(k_full.index(slot), count // stages & 1)
             nothing = gl.zeros([ROWS, block], gl.float32, s_layout)
@@ -267,14 +272,14 @@ def _consumer(
             for back in range(1, careful):
                 key = (end - 1 - back) * block
                 o, p, total, top = _step(
-                    (o, p, total, top), q, count, count - tile - 1, row, key, buffers, bars, sizes, scale,
+                    (o, p, total, top), q, count, count - turn - 1, row, key, buffers, bars, sizes, scale,
                     who, mask, True, ping_pong,
                 )  # fmt: skip
                 count += 1
             for back in range(careful, blocks):
                 key = (end - 1 - back) * block
                 o, p, total, top = _step(
-                    (o, p, total, top), q, count, count - tile - 1, row, key, buffers, bars, sizes, scale,
+                    (o, p, total, top), q, count, count - turn - 1, row, key, buffers, bars, sizes, scale,
                     who, mask, False, ping_pong,
                 )  # fmt: skip
                 count += 1
@@ -293,7 +298,6 @@ def _consumer(
             if not own:
                 tma.store_wait(0)
                 mbarrier.arrive(q_empty.index(who), count=1)
-            tile += 1
         entry = following
     tma.store_wait(0)
 
@@ -301,47 +305,60 @@ def _consumer(
 @gluon.jit
 def attention(
     q_desc, k_desc, v_desc, o_desc, schedule, batch, sq, sk, hq, group, window, turns, scale,
-    stages: gl.constexpr, mask: gl.constexpr, ping_pong: gl.constexpr,
+    consumers: gl.constexpr, stages: gl.constexpr, mask: gl.constexpr, ping_pong: gl.constexpr,
 ):  # fmt: skip
     """O = softmax(Q K^T / sqrt(d)) V; tensors are (batch, rows, heads, d). ``scale`` is log2(e) / sqrt(d)."""
     barriers: gl.constexpr = mbarrier.MBarrierLayout()
-    q_ring = gl.allocate_shared_memory(q_desc.dtype, [2] + q_desc.block_shape, q_desc.layout)
+    q_ring = gl.allocate_shared_memory(q_desc.dtype, [consumers] + q_desc.block_shape, q_desc.layout)
     k_ring = gl.allocate_shared_memory(k_desc.dtype, [stages] + k_desc.block_shape, k_desc.layout)
     v_ring = gl.allocate_shared_memory(v_desc.dtype, [stages] + v_desc.block_shape, v_desc.layout)
     if o_desc.block_shape[3] < 256:
-        o_ring = gl.allocate_shared_memory(o_desc.dtype, [2] + o_desc.block_shape, o_desc.layout)
+        o_ring = gl.allocate_shared_memory(o_desc.dtype, [consumers] + o_desc.block_shape, o_desc.layout)
     else:
         o_ring = q_ring
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], barriers)
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barriers)
-    order = gl.allocate_shared_memory(gl.int64, [2, 1], barriers)
+    q_full = gl.allocate_shared_memory(gl.int64, [consumers, 1], barriers)
+    q_empty = gl.allocate_shared_memory(gl.int64, [consumers, 1], barriers)
+    order = gl.allocate_shared_memory(gl.int64, [consumers, 1], barriers)
     k_full = gl.allocate_shared_memory(gl.int64, [stages, 1], barriers)
     k_empty = gl.allocate_shared_memory(gl.int64, [stages, 1], barriers)
     v_full = gl.allocate_shared_memory(gl.int64, [stages, 1], barriers)
     v_empty = gl.allocate_shared_memory(gl.int64, [stages, 1], barriers)
-    for who in gl.static_range(2):
+    for who in gl.static_range(consumers):
         mbarrier.init(q_full.index(who), count=1)
         mbarrier.init(q_empty.index(who), count=1)
         mbarrier.init(order.index(who), count=1)
     for slot in gl.static_range(stages):
         mbarrier.init(k_full.index(slot), count=1)
-        mbarrier.init(k_empty.index(slot), count=2)
+        mbarrier.init(k_empty.index(slot), count=consumers)
         mbarrier.init(v_full.index(slot), count=1)
-        mbarrier.init(v_empty.index(slot), count=2)
+        mbarrier.init(v_empty.index(slot), count=consumers)
     fence_async_shared()
     descs = (q_desc, k_desc, v_desc, o_desc)
     buffers = (q_ring, k_ring, v_ring, o_ring)
     bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, order)
     sizes = (batch, sq, sk, hq, group, window, turns)
-    gl.warp_specialize(
-        [
-            (_consumer, (descs, buffers, bars, schedule, sizes, scale, 0, mask, ping_pong)),
-            (_consumer, (descs, buffers, bars, schedule, sizes, scale, 1, mask, ping_pong)),
-            (_producer, (descs, buffers, bars, schedule, sizes, mask)),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+    # Registers: a CTA has 65,536, and warps come in fours.
+    if consumers == 2:
+        gl.warp_specialize(
+            [
+                (_consumer, (descs, buffers, bars, schedule, sizes, scale, 0, mask, ping_pong)),
+                (_consumer, (descs, buffers, bars, schedule, sizes, scale, 1, mask, ping_pong)),
+                (_producer, (descs, buffers, bars, schedule, sizes, mask)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consumer, (descs, buffers, bars, schedule, sizes, scale, 0, mask, ping_pong)),
+                (_consumer, (descs, buffers, bars, schedule, sizes, scale, 1, mask, ping_pong)),
+                (_consumer, (descs, buffers, bars, schedule, sizes, scale, 2, mask, ping_pong)),
+                (_producer, (descs, buffers, bars, schedule, sizes, mask)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
 
 
 def launch(case: Attention, tensors: Mapping[str, torch.Tensor], blocking: Blocking) -> Launch:
@@ -354,9 +371,10 @@ def launch(case: Attention, tensors: Mapping[str, torch.Tensor], blocking: Block
         box = [1, rows, 1, d]
         return TensorDescriptor.from_tensor(tensors[name], box, gl.NVMMASharedLayout.get_default_for(box, kind))
 
-    tiles = case.batch * case.hq * -(-case.sq // TILE.value)
+    rows = blocking.consumers * ROWS.value
+    tiles = case.batch * case.hq * -(-case.sq // rows)
     programs = min(tiles, multiprocessors())
-    plan = schedule.plan(case, TILE.value, blocking.block, blocking.section, programs)
+    plan = schedule.plan(case, rows, blocking.block, blocking.section, programs)
     arguments = {
         "q_desc": descriptor("Q", ROWS.value),
         "k_desc": descriptor("K", blocking.block),
@@ -371,6 +389,7 @@ def launch(case: Attention, tensors: Mapping[str, torch.Tensor], blocking: Block
         "window": case.window,
         "turns": len(plan) - 1,
         "scale": math.log2(math.e) / math.sqrt(case.d),
+        "consumers": blocking.consumers,
         "stages": blocking.stages,
         "mask": MASKS.index(case.mask),
         "ping_pong": blocking.ping_pong,
