@@ -43,10 +43,10 @@ Argument = ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float
 
 
 def folder() -> Path:
-    """Where libraries are kept: ``cute`` in RIDGEMARK_CACHE, or in the user's cache folder."""
+    """Where libraries are kept, beside those of the C++ kernels: ``cutlass`` in RIDGEMARK_CACHE or the user's cache."""
     named = os.environ.get("RIDGEMARK_CACHE")
     base = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ridgemark"
-    return base.absolute() / "cute"
+    return base.absolute() / "cutlass"
 
 
 def library(tiles: Any) -> Path:
