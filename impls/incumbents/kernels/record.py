@@ -20,10 +20,15 @@ from impls.workloads.attention import Attention
 from impls.workloads.base import parse_case
 from impls.workloads.gemm import Gemm
 
-_VERSIONS = {
-    "incumbents.fa4": ("flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl", "apache-tvm-ffi"),
-    "incumbents.quack": ("quack-kernels", "nvidia-cutlass-dsl", "apache-tvm-ffi"),
-}
+#: The versions that ``libraries`` is written against: it calls functions that are not theirs to keep.
+PINNED = {"flash-attn-4": "4.0.0b36", "quack-kernels": "0.6.5", "nvidia-cutlass-dsl": "4.8.1"}
+
+
+def _versions(implementation: str) -> dict[str, str]:
+    """The distributions that an implementation's kernels come from; the library itself first."""
+    library = "flash-attn-4" if implementation == "incumbents.fa4" else "quack-kernels"
+    others = ("quack-kernels", "nvidia-cutlass-dsl", "apache-tvm-ffi")
+    return {name: metadata.version(name) for name in dict.fromkeys((library, *others))}
 
 
 def main() -> int:
@@ -32,6 +37,9 @@ def main() -> int:
     parser.add_argument("--default", action="store_true", help="QuACK's default configuration only: nothing to tune")
     parser.add_argument("case", nargs="+", help="case ids")
     arguments = parser.parse_args()
+    for name, version in PINNED.items():
+        if (here := metadata.version(name)) != version:
+            sys.exit(f"This is written for {name} {version}; here is {here}: install {name}=={version}.")
 
     from impls.incumbents.kernels import libraries
     from impls.incumbents.kernels.recorder import Kernels
@@ -66,9 +74,8 @@ def main() -> int:
             missing += 1
             continue
         used = {k["library"] for r in found for k in r.kernels}
-        versions = {name: metadata.version(name) for name in _VERSIONS[one.name]}
         seconds = {name: kernels.compile_s[name] for name in sorted(used)}
-        Recorded(versions, libraries.SMS, seconds, found).write(recording.file(one.name, case))
+        Recorded(_versions(one.name), libraries.SMS, seconds, found).write(recording.file(one.name, case))
         print(f"{case.id}: {len(found)} recorded, {len(used)} kernels, {time.monotonic() - begin:.1f} s", flush=True)
     return min(missing, 100)
 
