@@ -6,6 +6,7 @@ C has too few tiles to fill the device, splits of K.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,6 +33,8 @@ _COOPERATIVE = ((256, 128), (256, 160), (256, 192), (256, 208), (128, 224), (128
 _PINGPONG = ((128, 128), (128, 160), (128, 192), (128, 208), (192, 128))
 _CLUSTERS = ((1, 2), (2, 1))
 _SPLITS = (2, 4, 8)
+#: Rows that fill no more than one tile.
+_FEW = 128
 
 
 def configurations(case: Gemm) -> list[Configuration]:
@@ -41,7 +44,7 @@ def configurations(case: Gemm) -> list[Configuration]:
     """
     tiles = [(t, False) for t in _COOPERATIVE] + [(t, True) for t in _PINGPONG]
     found = [_configuration(tile, cluster, pingpong) for tile, pingpong in tiles for cluster in _CLUSTERS]
-    if case.m <= 128 and case.groups is None:
+    if case.m <= _FEW and case.groups is None:
         small = [((128, 128), True), ((128, 128), False)]
         found = [
             _configuration(tile, cluster, pingpong, swap_ab=swap, split_k=split)
@@ -51,6 +54,26 @@ def configurations(case: Gemm) -> list[Configuration]:
             for split in (1, *_SPLITS)
         ]
     return [DEFAULT, *(c for c in found if c != DEFAULT)]
+
+
+def choose(case: Gemm, device_name: str) -> tuple[Configuration, str]:
+    """The configuration for a case, and where it comes from: that of the nearest shape tuned on the device, whose tiles
+    see the same problem (dtype, layout, epilogue, batch, groups, rows for less than a tile or not), or QuACK's default.
+    """
+
+    def kind(one: Gemm) -> tuple[Any, ...]:
+        return one.dtype, one.layout, one.epilogue, one.batch > 1, one.groups is None, one.m <= _FEW
+
+    def distance(one: Gemm) -> float:
+        pairs = ((one.m, case.m), (one.n, case.n), (one.k, case.k), (one.batch, case.batch))
+        return sum(abs(math.log2(a / b)) for a, b in pairs)
+
+    kept = tuned.choices(tuned.file(Path(__file__).parent, device_name), Quack.name)
+    alike = [(c, choice) for c, choice in kept if isinstance(c, Gemm) and kind(c) == kind(case)]
+    if not alike:
+        return DEFAULT, "QuACK's default"
+    nearest, choice = min(alike, key=lambda found: distance(found[0]))
+    return choice, f"tuned for {nearest.id}"
 
 
 @dataclass(frozen=True)
@@ -94,15 +117,13 @@ class Quack(Implementation):
         return recording.scratch_bytes(self.name, case)
 
     def prepare(self, case: Case, device: Device) -> Program:
-        """The configuration that was chosen for the case on this device, else QuACK's default.
+        """The configuration that was chosen on this device for the case or one near it, else QuACK's default.
 
         Raises:
             Unsupported: this case was not recorded, or not with what was chosen, or for another device.
         """
         assert isinstance(case, Gemm)
-        kept = tuned.file(Path(__file__).parent, device.name)
-        chosen = dict(tuned.choices(kept, self.name)).get(case)
-        return self._program(case, chosen or DEFAULT, "tuned" if chosen else "QuACK's default")
+        return self._program(case, *choose(case, device.name))
 
     def space(self, case: Gemm) -> list[Choice]:
         """What tuning tries: what was recorded."""

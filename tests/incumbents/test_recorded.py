@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from impls.incumbents.attention import FlashAttention4
 from impls.incumbents.gemm import Quack
 from impls.incumbents.kernels import recording
 from impls.incumbents.kernels.recording import Recorded, Recording
+from impls.support import tuned
 from impls.workloads.base import parse_case
 
 H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 1 << 37)
@@ -112,3 +114,22 @@ def test_cases_whose_names_begin_alike_have_their_own_files(cache):
     files = {recording.file("incumbents.quack", parse_case(f"gemm:g{groups}x{n}x64:bf16")) for n in (64, 128)}
     assert len(files) == 2
     assert all(file.parent.parent == cache / "incumbents" for file in files)
+
+
+def test_a_shape_takes_the_choice_of_the_nearest_that_was_tuned(tmp_path, monkeypatch):
+    kept = tmp_path / "h200.json"
+    large, long, few = ({**gemm.DEFAULT, "tile_n": n} for n in (128, 160, 208))
+    tuned_cases = {"8192x8192x8192:bf16": large, "1024x1024x65536:bf16": long, "16x8192x8192:bf16": few}
+    results = {f"gemm:{case}": {"choice": choice} for case, choice in tuned_cases.items()}
+    kept.write_text(json.dumps({"versions": {}, "choices": {"incumbents.quack": results}}))
+    monkeypatch.setattr(tuned, "file", lambda stack, device_name: kept)
+
+    def chosen(spec: str) -> tuple[object, str]:
+        return gemm.choose(parse_case(f"gemm:{spec}"), "NVIDIA H200")
+
+    assert chosen("4096x4096x4096:bf16") == (large, "tuned for gemm:8192x8192x8192:bf16")
+    assert chosen("2048x1024x32768:bf16") == (long, "tuned for gemm:1024x1024x65536:bf16")
+    assert chosen("1x4096x4096:bf16") == (few, "tuned for gemm:16x8192x8192:bf16")
+    # Another dtype, layout or epilogue is another problem.
+    for spec in ("8192x8192x8192:f16", "8192x8192x8192:bf16:nt", "8192x8192x8192:bf16:bias"):
+        assert chosen(spec) == (gemm.DEFAULT, "QuACK's default")

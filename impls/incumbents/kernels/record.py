@@ -34,7 +34,9 @@ def _versions(implementation: str) -> dict[str, str]:
 def main() -> int:
     """Record every case; the number of cases of which nothing could be recorded, at most 100."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--default", action="store_true", help="QuACK's default configuration only: nothing to tune")
+    parser.add_argument(
+        "--chosen", action="store_true", help="of QuACK, what is chosen by now; else all to choose from"
+    )
     parser.add_argument("case", nargs="+", help="case ids")
     arguments = parser.parse_args()
     for name, version in PINNED.items():
@@ -56,7 +58,8 @@ def main() -> int:
         begin, found, troubles = time.monotonic(), [], []
         choices: list[gemm.Configuration | None] = [None]
         if isinstance(case, Gemm):
-            choices = [gemm.DEFAULT] if arguments.default else [*gemm.configurations(case)]
+            chosen, _ = gemm.choose(case, device.name)
+            choices = [chosen] if arguments.chosen else [*gemm.configurations(case)]
         for choice in choices:
             try:
                 with kernels.recording() as call:
