@@ -69,6 +69,8 @@ def found(tiles: Any, kernel: Callable[[], Any]) -> Path:
     path = library(tiles)
     if path.is_file():
         return path
+    # The DSL writes PTX and cubin, which are kept with the library, into a folder as well; it is read on import.
+    os.environ.setdefault("CUTE_DSL_DUMP_DIR", _dumps().name)
     try:
         import cutlass  # noqa: F401
     except ImportError as error:
@@ -104,14 +106,9 @@ def build(path: Path, kernel: Any, description: str) -> None:
     begin = time.monotonic()
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        here = Path.cwd()
-        try:
-            os.chdir(scratch)  # the DSL leaves PTX and cubin in the current folder
-            compiled = cute.compile(
-                kernel, *kernel.examples(), cuda.CUstream(0), options=f"--gpu-arch {ARCH} --keep-ptx --keep-cubin"
-            )
-        finally:
-            os.chdir(here)
+        compiled = cute.compile(
+            kernel, *kernel.examples(), cuda.CUstream(0), options=f"--gpu-arch {ARCH} --keep-ptx --keep-cubin"
+        )
         compiled.export_to_c(scratch, "host", _PREFIX)
         parts = [str(Path(scratch) / "host.o"), str(runtime / "libcuda_dialect_runtime_static.a")]
         linked = Path(scratch) / "host.so"
@@ -128,6 +125,12 @@ def build(path: Path, kernel: Any, description: str) -> None:
         }
         path.with_suffix(".json").write_text(json.dumps(facts, indent=1))
         linked.replace(path)  # last: whoever finds it finds the others
+
+
+@cache
+def _dumps() -> tempfile.TemporaryDirectory[str]:
+    """A folder that is removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="ridgemark-cute-")
 
 
 class Host:
