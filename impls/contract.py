@@ -106,6 +106,8 @@ class Implementation(ABC):
         summary: one line for ``ridgemark list``.
         simulated_on: those of ``devices`` that only simulate it (an interpreter): it is judged there (status
             ``checked``), never timed, and takes part only where it is named.
+        races: ``prepare`` times candidates on the device, as compilers do that choose among kernels. On a GPU it is
+            alone there meanwhile: whatever else ran would take part in the choice.
     """
 
     name: ClassVar[str]
@@ -113,6 +115,7 @@ class Implementation(ABC):
     devices: ClassVar[tuple[str, ...]]
     summary: ClassVar[str]
     simulated_on: ClassVar[tuple[str, ...]] = ()
+    races: ClassVar[bool] = False
 
     @property
     def stack(self) -> str:

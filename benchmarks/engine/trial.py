@@ -29,14 +29,14 @@ from benchmarks.engine.machine import PhysicalLimits
 from benchmarks.engine.pool import Worker, WorkerError
 from benchmarks.engine.progress import Progress
 from benchmarks.engine.reference import VARIANTS, Asked, Reference
-from benchmarks.engine.verdicts import Slot, Verdicts
+from benchmarks.engine.verdicts import JUDGES, Slot, Verdicts
 from impls.contract import Device, Implementation
 from impls.workloads.base import Case
 
 # An implementation that skips one call in n is caught for certain where n is not above this.
 STREAK = 16
-# Memory for outputs that wait to be judged.
-KEPT_BYTES = 256 * 2**20
+# Memory for outputs that wait to be judged; on a GPU that of the host, where one waits for each judge.
+KEPT_BYTES, GPU_KEPT_BYTES = 256 * 2**20, 512 * 2**20
 # Time that the streak of checked calls may take, new contents and verdicts included.
 STREAK_SECONDS = 2.0
 
@@ -256,22 +256,27 @@ class Trial:
     # -- preparing ------------------------------------------------------------------------------------------------
 
     def _prepare(self, entries: Sequence[Entry]) -> None:
-        """Build in all workers at once; within one worker, one after the other."""
+        """Build in all workers at once; within one worker, one after the other. On a GPU those that race come last,
+        each alone."""
         by_seat: dict[tuple[str, int], list[Entry]] = defaultdict(list)
+        racing: list[Entry] = []
         for entry in entries:
             if entry.alive and not entry.prepared:
-                by_seat[entry.seat].append(entry)
-        if not by_seat:
+                alone = self.device.kind == "cuda" and entry.implementation.races
+                (racing if alone else by_seat[entry.seat]).append(entry)
+        by_seat = {seat: waiting for seat, waiting in by_seat.items() if waiting}
+        seats = {entry.seat: entry for entry in [*racing, *(e for waiting in by_seat.values() for e in waiting)]}
+        if not seats:
             return
-        self.progress.say(f"{self.case.id}: preparing in {', '.join(sorted({stack for stack, _ in by_seat}))}")
-        with ThreadPoolExecutor(len(by_seat)) as threads:
+        self.progress.say(f"{self.case.id}: preparing in {', '.join(sorted({stack for stack, _ in seats}))}")
+        with ThreadPoolExecutor(len(seats)) as threads:
             try:
                 with self.phases("start"):
-                    list(
-                        threads.map(lambda seat: self._guard(by_seat[seat][0], lambda: self.crew.start(seat)), by_seat)
-                    )
+                    list(threads.map(lambda seat: self._guard(seats[seat], lambda: self.crew.start(seat)), seats))
                 with self.phases("prepare"):
                     list(threads.map(self._prepare_in_turn, by_seat.values()))
+                    with self.phases("prepare.racing"):
+                        list(threads.map(self._prepare_in_turn, [racing]))
             except KeyboardInterrupt:
                 self.crew.stop()  # ends the requests that the threads wait for
                 raise
@@ -310,8 +315,10 @@ class Trial:
             self.question = asked.answer()
         self.judge = Judge(self.case, self.question.inputs, self.question.expected, self.seed)
         specs = self.case.output_specs()
-        slots = int(np.clip(KEPT_BYTES // max(sum(s.nbytes for s in specs.values()), 1), 2, STREAK))
-        self.verdicts = Verdicts(self.judge, specs, slots, self.arena, self.device.kind == "cuda")
+        gpu = self.device.kind == "cuda"
+        fit = (GPU_KEPT_BYTES if gpu else KEPT_BYTES) // max(sum(s.nbytes for s in specs.values()), 1)
+        slots = int(np.clip(fit, JUDGES if gpu else 2, STREAK))
+        self.verdicts = Verdicts(self.judge, specs, slots, self.arena, gpu)
 
     def _memory_limit(self, worker: Worker, entry: Entry) -> int:
         """Resident bytes at which a worker is ended: what it has, four times the plan, and room for a compiler.
@@ -320,8 +327,10 @@ class Trial:
         """
         planned = memory.footprint(entry.implementation, self.case)
         given = sum(s.nbytes for s in self.case.input_specs().values())
-        mapped = (VARIANTS + 1) * given + max(KEPT_BYTES, 2 * (self.case.total_bytes() - given))
+        taken = self.case.total_bytes() - given
         cpu = self.device.kind == "cpu"
+        kept = max(KEPT_BYTES, 2 * taken) if cpu else max(GPU_KEPT_BYTES, JUDGES * taken)
+        mapped = (VARIANTS + 1) * given + kept
         host = self.device.memory_bytes if cpu else 64 * 2**30
         headroom = HEADROOM_BYTES if cpu else GPU_HEADROOM_BYTES
         return min(int(memory.USABLE * host), worker.resident_bytes() + 4 * planned + mapped + headroom)
@@ -502,7 +511,6 @@ class Trial:
 
         for number in range(SUSTAINED_ROUNDS):
             for order, entry in enumerate(self._shuffled([e for e in entries if e.replica == 0])):
-                self._settle()  # the host launches thousands of calls now: nothing else is to run on it
                 if not entry.alive:
                     continue
                 self.progress.say(f"{self.case.id}: sustaining {entry.implementation.name}")

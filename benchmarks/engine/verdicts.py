@@ -19,8 +19,8 @@ from benchmarks.engine.buffers import Arena, Descriptor
 from benchmarks.engine.judge import Judge, Verdict
 from impls.workloads.base import TensorSpec
 
-# Threads that judge: the first look at an implementation's outputs takes seconds, and the next one is at it by then.
-_JUDGES = 4
+#: Threads that judge: the first look at an implementation's outputs takes seconds, and the next one is at it by then.
+JUDGES = 4
 
 #: One set of outputs: name -> its array and descriptor.
 Slot = dict[str, tuple[np.ndarray, Descriptor]]
@@ -43,7 +43,7 @@ class Verdicts:
         self, judge: Judge, specs: Mapping[str, TensorSpec], slots: int, arena: Arena, meanwhile: bool
     ) -> None:
         self._judge, self._arena = judge, arena
-        self._threads = ThreadPoolExecutor(_JUDGES, "ridgemark-judge") if meanwhile else None
+        self._threads = ThreadPoolExecutor(JUDGES, "ridgemark-judge") if meanwhile else None
         self._all: list[Slot] = []
         for _ in range(slots):
             self._all.append({n: arena.array(s.shape, s.dtype) for n, s in specs.items()})

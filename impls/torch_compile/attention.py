@@ -115,6 +115,7 @@ class MaxAutotune(Default):
     name: ClassVar[str] = "torch_compile.max_autotune"
     summary: ClassVar[str] = "as default, under torch.compile(mode='max-autotune')"
     mode: ClassVar[str] = "max-autotune"
+    races: ClassVar[bool] = True
 
 
 class AotEager(Default):
@@ -220,6 +221,7 @@ class FlexMaxAutotune(Flex):
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     summary: ClassVar[str] = "as flex, under torch.compile(mode='max-autotune'): tiles raced"
     mode: ClassVar[str] = "max-autotune"
+    races: ClassVar[bool] = True
 
 
 @dataclass

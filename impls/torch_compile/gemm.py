@@ -125,6 +125,7 @@ class MaxAutotune(_Compiled):
     name: ClassVar[str] = "torch_compile.max_autotune"
     summary: ClassVar[str] = "torch.compile(mode='max-autotune'): Inductor's GEMM templates raced against the libraries"
     mode: ClassVar[str] = "max-autotune"
+    races: ClassVar[bool] = True
 
     def _products(self, work: str) -> tuple[Compute, ...]:
         return (onednn_inner_product,) if work in ("f32", "bf16") else ()

@@ -39,6 +39,7 @@ class _Jitted(Implementation):
 
     workload: ClassVar[str] = "attention"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    races: ClassVar[bool] = True  # its products, as in gemm
     compiler_options: ClassVar[dict[str, str]] = {}
 
     def refuses(self, case: Case, device: Device) -> str | None:

@@ -33,6 +33,7 @@ class Default(Implementation):
     name: ClassVar[str] = "xla.default"
     workload: ClassVar[str] = "gemm"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    races: ClassVar[bool] = True  # XLA's choice among cuBLASLt's algorithms and its own kernels
     summary: ClassVar[str] = "jax.jit of a dot with its epilogue"
 
     def refuses(self, case: Case, device: Device) -> str | None:
