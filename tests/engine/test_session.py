@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,8 +121,10 @@ def _says(pattern, reason):
     return reason is not None and re.search(pattern, reason) is not None
 
 
-def test_a_run_goes_on_after_ctrl_c_and_keeps_what_was_measured(tmp_path):
-    """A real SIGINT in the middle of the rounds; then the same plan is resumed."""
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_goes_on_after_its_end_and_keeps_what_was_measured(tmp_path, ended_by):
+    """A real signal in the middle of the rounds, Ctrl-C or a time limit's last; then, from the records alone as on
+    another machine, the same plan is resumed."""
     program = textwrap.dedent(f"""
         import sys
         from pathlib import Path
@@ -132,7 +135,7 @@ def test_a_run_goes_on_after_ctrl_c_and_keeps_what_was_measured(tmp_path):
         finished, _ = t.run(Path(sys.argv[1]), [honest], cases=t.TWO_CASES, budget_s=60.0)
         sys.exit(0 if finished else 130)
     """)
-    path = tmp_path / "r1.jsonl"
+    path = records.folder(tmp_path / "here", "one") / "r1.jsonl"
     child = subprocess.Popen(
         [sys.executable, "-c", program, path], env=os.environ | {"RIDGEMARK_EXTRA_STACKS": "tests.adversaries"}
     )
@@ -141,16 +144,23 @@ def test_a_run_goes_on_after_ctrl_c_and_keeps_what_was_measured(tmp_path):
         if path.exists() and any(line["kind"] == "result" for line in records.read(path).lines):
             break
         time.sleep(0.02)
-    child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=30) == 130
+    child.send_signal(ended_by)
+    assert child.wait(timeout=30) == (130 if ended_by == signal.SIGINT else -signal.SIGKILL)
+    if ended_by == signal.SIGKILL:
+        with path.open("ab") as file:
+            file.write(b'{"schema":1,"kind":"res')  # as a kill in the middle of a write leaves it
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    path = records.unfinished(tmp_path / "there", "one")
     loaded = records.read(path)
-    assert loaded.lines[-1]["kind"] == "end" and loaded.lines[-1]["interrupted"]
+    assert (loaded.lines[-1]["kind"] == "end") == (ended_by == signal.SIGINT)
+    assert not any(line.get("interrupted") is False for line in loaded.lines)
     done = set(records.finished_cases(loaded))
     assert TWO_CASES[0] in done and TWO_CASES[1] not in done
     finished, loaded = run(path, [registry.find("cheats.honest", "gemm")], cases=TWO_CASES, already=loaded)
     assert finished
     assert set(records.finished_cases(loaded)) == set(TWO_CASES)
     assert len([r for r in loaded.lines if r["kind"] == "result" and r["case"] == TWO_CASES[0]]) == 1
+    assert not loaded.repairs and records.unfinished(tmp_path / "there", "one") is None
 
 
 TWO_CASES = (CASE, "gemm:1024x1024x1024:f32")

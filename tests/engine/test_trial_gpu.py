@@ -1,5 +1,6 @@
 """A GPU's case, start to end, by workers in this process whose device is made up: what a GPU alone does."""
 
+import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -227,3 +228,49 @@ def test_a_wrong_output_found_when_interrupted_counts(run, monkeypatch):
     monkeypatch.setattr(trial.Trial, "_timed_block", interrupted)
     results, _, _ = run(Made("base.one"), Made("other.two", wrong_from=60))
     assert [r["status"] for r in results if r["impl"] == "other.two"] == ["wrong"]
+
+
+def test_a_gpu_that_disappears_ends_in_records_of_every_entry(run, monkeypatch):
+    """From some block on every operation fails, as CUDA's do for good once the device has fallen off the bus."""
+    blocks = 0
+    taken = Clock.block
+
+    def gone(self, *arguments):
+        nonlocal blocks
+        blocks += 1
+        if blocks > 60:
+            monkeypatch.setattr(Product, "refill", gone)
+            monkeypatch.setattr(Product, "read_inputs", gone)
+            monkeypatch.setattr(Product, "release", gone)
+            raise RuntimeError("CUDA says CUDA_ERROR_DEVICE_UNAVAILABLE")
+        return taken(self, *arguments)
+
+    monkeypatch.setattr(Clock, "block", gone)
+    results, _, left = run(Made("base.one"), Made("other.two"))
+    assert {(r["impl"], r["replica"]) for r in results} == {("base.one", 0), ("base.one", 1), ("other.two", 0)}
+    for result in results:
+        assert result["status"] == "failed" and "CUDA_ERROR_DEVICE_UNAVAILABLE" in result["reason"]
+        assert result["rounds"] == [] and result["complete"]
+        assert any(flag.startswith("release failed") for flag in result["flags"])
+    assert not left
+
+
+def test_what_races_candidates_when_it_is_prepared_is_alone_then(run):
+    within, most = [], []
+
+    class Noted(Made):
+        def __init__(self, name, races):
+            super().__init__(name)
+            self.races = races
+
+        def prepare(self, case, device):
+            within.append(self.name)
+            time.sleep(0.05)
+            most.append((self.name, len(within)))
+            within.remove(self.name)
+            return super().prepare(case, device)
+
+    results, _, _ = run(Noted("base.one", True), Noted("other.two", True), Noted("third.three", False))
+    assert {r["status"] for r in results} == {"ok"}
+    assert [count for name, count in most if name != "third.three"] == [1, 1, 1]
+    assert most[0][0] == "third.three"
