@@ -28,6 +28,13 @@ def versions(kept: Path) -> dict[str, str]:
 
 
 @cache
+def seconds(kept: Path, implementation: str) -> dict[str, float]:
+    """What tuning an implementation took, in seconds, by case id; none where there is no such file."""
+    chosen = json.loads(kept.read_text())["choices"] if kept.is_file() else {}
+    return {case_id: result["seconds"] for case_id, result in chosen.get(implementation, {}).items()}
+
+
+@cache
 def choices(kept: Path, implementation: str) -> list[tuple[Case, dict[str, Any]]]:
     """The cases that were tuned for an implementation, and what was chosen; none where there is no such file."""
     chosen = json.loads(kept.read_text())["choices"] if kept.is_file() else {}

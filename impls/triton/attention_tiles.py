@@ -133,7 +133,7 @@ def space(kernel: str, case: Attention, arch: str) -> list[Tiles]:
 
 
 def choose(kernel: str, case: Attention, device: Device) -> tuple[Tiles, str]:
-    """The tiles of a kernel, and where they come from: ``tuned for <case id>``, ``rule``, or ``simulated``.
+    """The tiles of a kernel, and where they come from: tuned for a case, by the rule, or simulated.
 
     The interpreter gets small tiles, so that small cases have several.
     """
@@ -141,8 +141,8 @@ def choose(kernel: str, case: Attention, device: Device) -> tuple[Tiles, str]:
         return Tiles(64, 32, 4, 2), "simulated"
     about = tuned_as(kernel, case)
     found = choices.nearest(IMPLEMENTATIONS[kernel], about, device.name, _alike, _sizes)
-    if found and kernel in found[1]:
-        tiles, origin = Tiles(**found[1][kernel]), f"tuned for {found[0]}"
+    if found and kernel in found.choice:
+        tiles, origin = Tiles(**found.choice[kernel]), found.origin
     else:
         tiles, origin = _rule(kernel, case), "rule"
     return _fitted(kernel, tiles, case, device.arch), origin

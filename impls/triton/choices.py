@@ -62,6 +62,20 @@ class Tile:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning chose for a case, and what that took."""
+
+    case_id: str
+    choice: dict[str, Any]
+    seconds: float
+
+    @property
+    def origin(self) -> str:
+        """In words, for the record of a case that takes this choice."""
+        return f"tuned for {self.case_id} in {self.seconds} s"
+
+
 def nearest(
     name: str,
     case: Case,
@@ -69,7 +83,7 @@ def nearest(
     alike: Callable[[Any], Any],
     sizes: Callable[[Any], Sequence[float]],
     far: float = math.inf,
-) -> tuple[str, dict[str, Any]] | None:
+) -> Tuned | None:
     """The tuned case that lies nearest to ``case``, and what was chosen for it.
 
     Args:
@@ -81,24 +95,25 @@ def nearest(
         far: the distance at which a choice says nothing any more.
 
     Returns:
-        Its id and the choice; None where nothing alike was tuned that near.
+        None where nothing alike was tuned that near.
     """
     kept = tuned.file(_STACK, device_name)
+    kept = kept if kept.is_file() else tuned.file(_STACK, _REFERENCE)
     here = [math.log2(size) for size in sizes(case)]
     best, found = far, None
-    for other, choice in tuned.choices(kept if kept.is_file() else tuned.file(_STACK, _REFERENCE), name):
+    for other, choice in tuned.choices(kept, name):
         if type(other) is type(case) and alike(other) == alike(case):
             distance = sum(abs(x - math.log2(size)) for x, size in zip(here, sizes(other), strict=True))
             if distance < best:
-                best, found = distance, (other.id, choice)
+                best, found = distance, Tuned(other.id, choice, tuned.seconds(kept, name)[other.id])
     return found
 
 
 def choose(name: str, case: Gemm, device_name: str) -> tuple[Tile, str]:
-    """The tile for a case, and where it comes from: ``tuned for <case id>`` or ``rule``."""
+    """The tile for a case, and where it comes from: ``tuned for <case id> in <seconds> s`` or ``rule``."""
     variant = name.partition(".")[2]
     found = nearest(name, case, device_name, gemm_kind, gemm_sizes, FAR)
-    tile, origin = (Tile(**found[1]), f"tuned for {found[0]}") if found else (rule(variant, case), "rule")
+    tile, origin = (Tile(**found.choice), found.origin) if found else (rule(variant, case), "rule")
     return fitted(variant, tile, case), origin
 
 

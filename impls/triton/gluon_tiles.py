@@ -75,9 +75,9 @@ class Blocking:
 
 
 def choose_tiling(case: Gemm, device: Device) -> tuple[Tiling, str]:
-    """The tiling of a case, and where it comes from: ``tuned for <case id>`` or ``rule``."""
+    """The tiling of a case, and where it comes from: ``tuned for <case id> in <seconds> s`` or ``rule``."""
     found = choices.nearest(_NAME, case, device.name, _alike_gemm, choices.gemm_sizes, choices.FAR)
-    tiling, origin = (Tiling(**found[1]), f"tuned for {found[0]}") if found else (_gemm_rule(case), "rule")
+    tiling, origin = (Tiling(**found.choice), found.origin) if found else (_gemm_rule(case), "rule")
     while gemm_shared_bytes(tiling, case) > _SHARED_BYTES:  # tuned for a neighbour whose C is in 16 bits
         tiling = replace(tiling, stages=tiling.stages - 1)
     return replace(tiling, lead=min(tiling.lead, tiling.stages - 1)), origin
@@ -88,8 +88,11 @@ def choose_blocking(case: Attention, device: Device) -> tuple[Blocking, str]:
     found = choices.nearest(_NAME, case, device.name, _alike_attention, _attention_sizes)
     if not found:
         return _attention_rule(case), "rule"
-    # Which heads share L2 depends on their keys, whose number a neighbour need not have.
-    return replace(Blocking(**found[1]), section=_section(case)), f"tuned for {found[0]}"
+    blocking = Blocking(**found.choice)
+    if found.case_id != case.id:
+        # Which heads share L2 depends on their keys, of which a neighbour has another number.
+        blocking = replace(blocking, section=_section(case))
+    return blocking, found.origin
 
 
 def gemm_space(case: Gemm) -> list[Tiling]:
@@ -150,9 +153,14 @@ def _gemm_rule(case: Gemm) -> Tiling:
     Groups of 16 tile rows, and a first consumer that leads by nearly the whole ring, were the best of 8 to 32 and of 0
     to 3 on the H200 in burst: 0.998 of cuBLAS' best at 4096^3 and 0.978 at 8192^3 bf16, up to 1.5 % ahead of the rest.
     """
-    wide = case.n > 128 and case.batch * -(-case.m // ROWS) * -(-case.n // 256) >= 66
+    wide = _wide(case)
     stages = (4 if wide else 6) - (case.out == "f32")  # staging of 32-bit outputs takes twice the room
     return _tiling(case, 256 if wide else 128, stages)
+
+
+def _wide(case: Gemm) -> bool:
+    """Whether there are tiles of 256 columns for every second SM."""
+    return case.n > 128 and case.batch * -(-case.m // ROWS) * -(-case.n // 256) >= 66
 
 
 def _attention_rule(case: Attention) -> Blocking:
@@ -171,7 +179,7 @@ def _section(case: Attention) -> int:
 
 
 def _alike_gemm(case: Gemm) -> tuple[Any, ...]:
-    return *choices.gemm_kind(case), case.n > 128
+    return *choices.gemm_kind(case), _wide(case)
 
 
 def _alike_attention(case: Attention) -> tuple[Any, ...]:

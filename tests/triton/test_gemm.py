@@ -32,8 +32,13 @@ CODE: dict[str, dict[tuple[str, str], tuple[set[str], set[str]]]] = {
     "sm_80": {
         ("triton.tiled", "gemm:512x512x512:bf16:bias+gelu"): ({"mma", "cp_async", "ex2"}, {"wgmma", "tma_load"}),
         ("triton.split_k", "gemm:16x1024x2048:f16:nt"): ({"mma", "cp_async"}, {"wgmma"}),
+        ("triton.persistent", "gemm:512x512x512:i8:nt"): ({"mma", "cp_async"}, {"wgmma"}),
+        ("triton.grouped", "gemm:g100+28x512x512:bf16:nt"): ({"mma", "cp_async"}, {"wgmma", "tma_load"}),
     },
     "sm_90": {
+        ("triton.persistent", "gemm:512x512x512:i8:nt"): ({"wgmma", "cp_async"}, {"mma", "tma_load"}),
+        ("triton.split_k", "gemm:16x8192x8192:bf16:nt"): ({"mma", "tma_load", "mbarrier"}, {"wgmma", "local_load"}),
+        ("triton.split_k", "gemm:64x8192x8192:bf16:nt"): ({"wgmma"}, {"mma", "local_load"}),
         ("triton.tiled", "gemm:512x512x512:bf16"): ({"wgmma", "cp_async"}, {"mma", "tma_load", "setmaxnreg"}),
         ("triton.tiled", "gemm:512x512x512:f32"): ({"ffma", "cp_async"}, {"wgmma", "mma"}),
         ("triton.persistent_tma", "gemm:512x512x512:bf16:bias+gelu"): (
@@ -47,11 +52,17 @@ CODE: dict[str, dict[tuple[str, str], tuple[set[str], set[str]]]] = {
     },
     "sm_100": {
         ("triton.tiled", "gemm:512x512x512:f16"): ({"tcgen05", "cp_async"}, {"wgmma", "mma"}),
+        ("triton.persistent", "gemm:512x512x512:bf16:residual"): ({"tcgen05", "cp_async"}, {"wgmma", "mma"}),
         ("triton.persistent_tma", "gemm:512x512x512:bf16"): ({"tcgen05", "tma_load", "tma_store"}, {"wgmma", "mma"}),
+        ("triton.split_k", "gemm:64x1024x2048:f16:nt"): ({"cp_async"}, {"wgmma"}),
+        ("triton.grouped", "gemm:g100+28x512x512:bf16:nt"): ({"tcgen05", "tma_load"}, {"wgmma", "mma"}),
     },
     "gfx942": {
         ("triton.tiled", "gemm:512x512x512:f16"): ({"mfma"}, set()),
+        ("triton.persistent", "gemm:512x512x512:f16:bias+relu"): ({"mfma"}, set()),
         ("triton.persistent_tma", "gemm:512x512x512:bf16"): ({"mfma"}, set()),
+        ("triton.split_k", "gemm:16x1024x2048:f16:nt"): ({"mfma"}, set()),
+        ("triton.grouped", "gemm:g100+28x512x512:bf16:nt"): ({"mfma"}, set()),
     },
 }
 
@@ -151,9 +162,9 @@ def test_takes_what_was_tuned_for_the_nearest_shape(tmp_path: Path, monkeypatch:
     tuned = {
         "choices": {
             "triton.tiled": {
-                "gemm:512x512x512:bf16": {"choice": small},
-                "gemm:8192x8192x8192:bf16": {"choice": large},
-                "gemm:300x300x300:f8e4m3": {"choice": large},
+                "gemm:512x512x512:bf16": {"choice": small, "seconds": 1.5},
+                "gemm:8192x8192x8192:bf16": {"choice": large, "seconds": 2.0},
+                "gemm:300x300x300:f8e4m3": {"choice": large, "seconds": 2.0},
             }
         }
     }
@@ -169,7 +180,7 @@ def test_takes_what_was_tuned_for_the_nearest_shape(tmp_path: Path, monkeypatch:
         ("gemm:1904x1904x1904:bf16", "gemm:512x512x512:bf16"),
     ):
         tile, origin = choices.choose("triton.tiled", gemm(case), "NVIDIA H200")
-        assert origin == f"tuned for {expected}"
+        assert origin == f"tuned for {expected} in {tuned['choices']['triton.tiled'][expected]['seconds']} s"
         assert tile.config() == tuned["choices"]["triton.tiled"][expected]["choice"]
     # Six doublings in all, and nothing that was tuned is near enough.
     assert choices.choose("triton.tiled", gemm("gemm:64x64x64:bf16"), "NVIDIA H200")[1] == "rule"
