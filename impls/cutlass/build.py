@@ -174,7 +174,7 @@ def _compile(kernel: Kernel, file: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="ridgemark-cutlass-") as scratch:
         text, made = Path(scratch) / f"{kernel.name}.cu", Path(scratch) / file.name
         text.write_text(source(kernel))
-        command = [compiler, *FLAGS, f"-I{include}", "-o", made, text]
+        command: list[str | Path] = [compiler, *FLAGS, f"-I{include}", "-o", made, text]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
         said = done.stdout + done.stderr
         if done.returncode != 0:

@@ -129,7 +129,7 @@ class CpAsync(_SwitchedOff):
     """What TMA is worth."""
 
     name: ClassVar[str] = "cutlass.cpp_cp_async"
-    summary: ClassVar[str] = "as cutlass.cpp, but operands by cp.async in place of TMA, C by plain stores, no clusters"
+    summary: ClassVar[str] = "as cutlass.cpp, but operands by cp.async in place of TMA, and so no clusters"
     technique: ClassVar[str] = "TMA"
 
 

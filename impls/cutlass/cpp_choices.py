@@ -8,6 +8,7 @@ CUTLASS, a compiler or a GPU.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -24,6 +25,8 @@ NAME = "cutlass.cpp"
 # Doublings of sizes, in all, beyond which a tuned case says nothing of another.
 _FAR = 6.0
 _MULTIPROCESSORS = 132
+# Operand types as the instruction names them (PTX ISA, wgmma.mma_async).
+_INSTRUCTION_DTYPE = {"tf32": "tf32", "f16": "f16", "bf16": "bf16", "f8e4m3": "e4m3", "i8": "s8"}
 # Registers of a consumer thread, as CUTLASS deals them out (setmaxnreg 240 with two consumer warpgroups), less what
 # addresses and the epilogue take. 128x256 ping-pong (256 accumulators) serializes its wgmma: ptxas C7511.
 _ACCUMULATORS = 200
@@ -37,8 +40,7 @@ class Choice:
         m, n, k: the tile that a block computes, and its step along K.
         cluster_m, cluster_n: blocks of a cluster, which load shared operands once (TMA multicast).
         schedule: ``cooperative`` (two consumer warpgroups on a tile), ``pingpong`` (on a tile each, one in its epilogue
-            while the other multiplies), ``single`` (one consumer warpgroup, not persistent) or ``cp_async``
-            (cooperative, loaded by cp.async).
+            while the other multiplies) or ``cp_async`` (cooperative, loaded by cp.async).
         stream_k: K of the last wave's tiles is shared out evenly among all multiprocessors.
         swapped: C is computed transposed, so that few rows of the case lie along the instruction's N.
         raster: the axis of C that blocks walk along: ``m``, ``n`` or ``heuristic``.
@@ -218,8 +220,7 @@ def space(case: Gemm) -> list[Choice]:
     if case.m <= 64 and case.groups is None:
         columns = 16 if case.m <= 16 else 32 if case.m <= 32 else 64
         few = [
-            Choice(m, columns, k * line, schedule=schedule, swapped=True)
-            for m, k, schedule in product((64, 128), (1, 2, 4), ("pingpong", "single"))
+            Choice(m, columns, k * line, schedule="pingpong", swapped=True) for m, k in product((64, 128), (1, 2, 4))
         ]
         split = [
             Choice(128, columns, k * line, stream_k=True, swapped=True, splits=splits)
@@ -260,3 +261,34 @@ def partial_bytes(case: Gemm, choice: Choice) -> int:
     if not choice.stream_k:
         return 0
     return min(tiles(case, choice), 2 * _MULTIPROCESSORS) * choice.m * choice.n * 4
+
+
+def described(case: Gemm, choice: Choice, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """How the three levels and the primitives appear in a configuration, for the record.
+
+    Args:
+        case: the case.
+        choice: how it is cut.
+        facts: of the compiled kernel.
+    """
+    by_tma = choice.schedule != "cp_async"
+    clustered = choice.cluster_m * choice.cluster_n > 1
+    m, n, k = facts["instruction"]
+    who = {
+        "cooperative": f"one producer warp; {facts['consumer_warpgroups']} warpgroups multiply a tile together",
+        "pingpong": "one producer warp; two warpgroups take turns: one multiplies while the other writes its tile",
+        "cp_async": f"one producer warpgroup; {facts['consumer_warpgroups']} warpgroups multiply a tile together",
+    }[choice.schedule]
+    walk = "stream-K" if choice.stream_k else "persistent"
+    primitives = ["wgmma", "mbarrier", "TMA store", "TMA load" if by_tma else "cp.async"]
+    primitives += ["cluster", "TMA multicast"] if clustered else []
+    return {
+        "levels": {
+            "tile": f"{choice.m}x{choice.n}x{choice.k}, {facts['stages']} stages, "
+            f"clusters of {choice.cluster_m}x{choice.cluster_n}, {walk}",
+            "warp": who,
+            "instruction": f"wgmma m{m}n{n}k{k} {_INSTRUCTION_DTYPE[case.dtype]}",
+        },
+        "primitives": primitives,
+        "built": dict(facts),
+    }

@@ -5,7 +5,7 @@ same for all kernels of a kind, with the C interface. Which kernels there are is
 ``build``'s, how they are called ``cpp_program``'s. CUTLASS' device-level adapter is not used: its headers include those
 of every architecture, which costs the compiler seconds per kernel, and what it does is a launch.
 
-The C interface, all that a library offers (``Call`` is laid out in ``cpp_program``):
+The C interface, all that a library offers (``Call`` is laid out in ``cpp_library``):
 
     facts(text, size)               JSON: versions, stages, threads, shared memory, instruction, tile of the epilogue
     prepared_bytes()                host memory of a prepared call
@@ -37,10 +37,9 @@ _SCHEDULES = {
         "sm90_gemm_tma_warpspecialized_cooperative",
     ),
     "pingpong": ("TmaWarpSpecializedPingpong", "TmaWarpSpecialized", "sm90_gemm_tma_warpspecialized_pingpong"),
-    "single": ("TmaWarpSpecialized", "TmaWarpSpecialized", "sm90_gemm_tma_warpspecialized"),
     "cp_async": (
         "CpAsyncWarpSpecializedCooperative",
-        "NoSmemWarpSpecialized",
+        "TmaWarpSpecializedCooperative",
         "sm90_gemm_warpspecialized_cooperative",
     ),
 }
@@ -384,7 +383,7 @@ def source(kernel: Kernel) -> str:
     for mark, text in (
         ("@tree@", _arguments(kernel)),
         ("@source@", "call.addend" if kernel.epilogue == "residual" else "nullptr"),
-        ("@schedule@", "" if kernel.schedule == "single" else _SCHEDULE + (_STREAM_K if kernel.stream_k else "")),
+        ("@schedule@", _SCHEDULE + (_STREAM_K if kernel.stream_k else "")),
         ("@leading_b@", "call.k" if kernel.b_k_major else "call.n"),
     ):
         body = body.replace(mark, text)
