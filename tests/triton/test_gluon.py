@@ -12,8 +12,11 @@ import pytest
 
 from benchmarks.engine import environments
 from impls.contract import Device
+from impls.triton import choices, gluon_tiles
 from impls.triton.gluon import GluonAttention, GluonGemm
+from impls.workloads.attention import Attention
 from impls.workloads.base import parse_case
+from impls.workloads.gemm import Gemm
 
 ROOT = Path(__file__).parents[2]
 HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
@@ -128,3 +131,73 @@ def test_other_gpus_are_refused() -> None:
     other = Device("cuda", "NVIDIA B200", "sm_100", 1, 180 * 2**30)
     assert "sm_100" in (GluonGemm().refuses(parse_case("gemm:128x128x128:bf16"), other) or "")
     assert "sm_100" in (GluonAttention().refuses(parse_case("attention:b1h1s64d64:bf16"), other) or "")
+
+
+@pytest.mark.parametrize("case_id", [*GEMM, "gemm:b64x1024x1024x1024:bf16", "gemm:4096x4096x4096:bf16:out=f32"])
+def test_tilings_that_tuning_tries_fit_and_differ(case_id: str) -> None:
+    case = parse_case(case_id)
+    assert isinstance(case, Gemm)
+    space = gluon_tiles.gemm_space(case)
+    assert len(set(space)) == len(space) > 0
+    for tiling in space:
+        # A stage holds 128 x bk of A and bk x bn of B; C leaves through four buffers of 64 x bn / 4.
+        element = {"f8e4m3": 1, "tf32": 4}.get(case.dtype, 2)
+        ring = tiling.stages * (128 * tiling.bk + tiling.bk * tiling.bn) * element
+        assert ring + 4 * 64 * tiling.bn // 4 * (4 if case.out == "f32" else 2) <= MOST_SHARED
+        assert tiling.bk * element == 128
+        assert tiling.lead < tiling.stages
+    # Each depth that is tried is the deepest that fits, or one less.
+    for bn in (128, 256):
+        depths = {tiling.stages for tiling in space if tiling.bn == bn}
+        assert max(depths) - min(depths) == 1
+
+
+@pytest.mark.parametrize("spec", ["b2h16s8192d64:bf16", "b2h16s8192d128:bf16:causal", "b1h8kv2s512d192:f16"])
+def test_blockings_that_tuning_tries_fit_and_differ(spec: str) -> None:
+    case = parse_case(f"attention:{spec}")
+    assert isinstance(case, Attention)
+    space = gluon_tiles.attention_space(case)
+    assert len(set(space)) == len(space) > 0
+    for blocking in space:
+        d = {64: 64, 128: 128, 192: 256}[case.d]
+        q = blocking.consumers * 64 * d * 2
+        assert q * (2 if d < 256 else 1) + 2 * blocking.stages * blocking.block * d * 2 <= MOST_SHARED
+        assert 1 <= blocking.section <= case.batch * case.hq
+        assert blocking.consumers == 2 or d == 64
+
+
+def test_takes_what_was_tuned_for_a_case_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiling = {"bn": 256, "bk": 64, "stages": 4, "group": 7, "lead": 3}
+    blocking = {"block": 128, "stages": 2, "section": 5, "ping_pong": False, "consumers": 2}
+    tuned = {
+        "gemm:4096x4096x4096:bf16": {"choice": tiling, "seconds": 2.5},
+        "attention:b2h16s8192d128:bf16:causal": {"choice": blocking, "seconds": 1.0},
+    }
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "h200.json").write_text(json.dumps({"choices": {"triton.gluon": tuned}}))
+    monkeypatch.setattr(choices, "_STACK", tmp_path)
+
+    def gemm(spec: str) -> tuple[Any, str]:
+        case = parse_case(f"gemm:{spec}")
+        assert isinstance(case, Gemm)
+        return gluon_tiles.choose_tiling(case, HOPPER)
+
+    def attention(spec: str) -> tuple[Any, str]:
+        case = parse_case(f"attention:{spec}")
+        assert isinstance(case, Attention)
+        return gluon_tiles.choose_blocking(case, HOPPER)
+
+    near, origin = gemm("4096x8192x4096:f16:nt")
+    assert (near.config(), origin) == (tiling, "tuned for gemm:4096x4096x4096:bf16 in 2.5 s")
+    # C in 32 bits takes twice the room on its way out: a stage less, and a lead that fits it.
+    near, _ = gemm("4096x4096x4096:bf16:out=f32")
+    assert (near.stages, near.lead, near.group) == (3, 2, 7)
+    # Another dtype, and a shape with too few tiles of that width, take the rule.
+    assert gemm("4096x4096x4096:f8e4m3:nt")[1] == "rule"
+    assert gemm("128x4096x4096:bf16")[1] == "rule"
+    near, origin = attention("b2h16s8192d128:bf16:causal")
+    assert (near.config(), origin) == (blocking, "tuned for attention:b2h16s8192d128:bf16:causal in 1.0 s")
+    # A neighbour's heads have other keys: as many of them are walked together as take as much of L2.
+    near, _ = attention("b2h16s2048d128:bf16:causal")
+    assert (near.ping_pong, near.section) == (False, 8 * 2**20 // (4 * 2048 * 128))
+    assert attention("b2h16s8192d128:bf16")[1] == "rule"
