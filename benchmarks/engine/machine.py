@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,10 @@ from impls.ceilings import cpu_ceiling_cases, gpu_ceiling_cases
 from impls.contract import Device
 from impls.workloads.base import Case
 from impls.workloads.ceiling import Ceiling
+
+ROOT = Path(__file__).resolve().parents[2]
+# What NVML may take to describe a GPU.
+_ASKING_SECONDS = 30.0
 
 
 class NoDevice(LookupError):
@@ -282,6 +287,18 @@ def gpus() -> tuple[Gpu, ...]:
         return tuple(_gpu(pynvml, handle, driver) for handle in _visible(pynvml))
     finally:
         pynvml.nvmlShutdown()
+
+
+def gpu_is_gone() -> bool:
+    """Whether the GPU that was there can no longer be described: it fell off the bus, or its driver went.
+
+    Asked in a process of its own: NVML may hang, and what it once found it remembers.
+    """
+    command = [sys.executable, "-c", "from benchmarks.engine import machine; raise SystemExit(not machine.gpus())"]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=_ASKING_SECONDS).returncode != 0
+    except subprocess.TimeoutExpired:
+        return True
 
 
 def _visible(nvml: Any) -> list[Any]:

@@ -87,7 +87,7 @@ class Session:
         """Run the plan. Every result is recorded as soon as its case is done.
 
         Returns:
-            False where Ctrl-C ended it early.
+            False where Ctrl-C, or the end of the GPU, ended it early.
 
         Raises:
             RecordError: the results cannot be written; the ones before are on the disk.
@@ -190,8 +190,15 @@ class Session:
             sustain=self.device.kind == "cuda" and case.id in self.plan.sustained,
             asked=asked,
         )
+        results = one.run()
+        failed = any(r["status"] in ("failed", "crashed", "timeout") for r in results)
+        if failed and self.device.kind == "cuda" and machines.gpu_is_gone():
+            # No stack's fault: the case is not finished, and to be resumed where there is a GPU.
+            progress.print("The GPU is gone: the run ends here. Go on with it where there is one, with --resume.")
+            one.interrupted = True
+            results = [r | {"complete": False} for r in results]
         # Refusals last: a case of which only they are known is not finished.
-        for result in [*one.run(), *(r | {"complete": not one.interrupted} for r in refusals)]:
+        for result in [*results, *(r | {"complete": not one.interrupted} for r in refusals)]:
             self._record(result)
         return one
 

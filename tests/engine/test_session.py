@@ -18,6 +18,7 @@ from benchmarks.engine import machine, records, session, trial
 from benchmarks.engine.environments import Environment
 from benchmarks.engine.progress import Progress
 from impls import registry
+from impls.contract import Device
 from impls.workloads.base import parse_case
 
 CASE = "gemm:192x96x160:f32"
@@ -130,6 +131,7 @@ def test_a_run_goes_on_after_its_end_and_keeps_what_was_measured(tmp_path, ended
         from pathlib import Path
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         from impls import registry
+from impls.contract import Device
         from tests.engine import test_session as t
         honest = registry.find("cheats.honest", "gemm")
         finished, _ = t.run(Path(sys.argv[1]), [honest], cases=t.TWO_CASES, budget_s=60.0)
@@ -213,3 +215,33 @@ def test_what_a_device_only_simulates_is_judged_and_never_timed(tmp_path, monkey
     monkeypatch.setattr(type(honest), "simulated_on", ("cuda",))
     _, loaded = run(tmp_path / "r2.jsonl", [honest])
     assert [r["status"] for r in records.results(loaded)] == ["ok"]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_what_fails_because_the_gpu_is_gone_is_measured_again_on_resumption(tmp_path, monkeypatch, gone):
+    """Made up: a session on a GPU whose trials end as they do when every operation fails."""
+    failed = {"case": CASE, "impl": "cheats.honest", "replica": 0, "status": "failed", "reason": "CUDA says no."}
+    asked = []
+
+    class Trial:
+        def __init__(self, *_, **__):
+            self.interrupted = False
+            asked.append(self)
+
+        def run(self):
+            return [failed | {"complete": True}]
+
+    monkeypatch.setattr(trial, "Trial", Trial)
+    monkeypatch.setattr(machine, "gpu_is_gone", lambda: gone)
+    monkeypatch.setattr(machine, "physical_limits", lambda device: None)
+    monkeypatch.setattr(machine, "device", lambda kind: Device("cuda", "Made up", "sm_0", 1, 2**33, frozenset()))
+    honest = registry.find("cheats.honest", "gemm")
+    monkeypatch.setattr(type(honest), "devices", ("cuda",))
+    finished, loaded = run(tmp_path / "r1.jsonl", [honest], cases=TWO_CASES)
+    assert finished is not gone and len(asked) == (1 if gone else 2)
+    assert loaded.lines[-1]["kind"] == "end" and loaded.lines[-1]["interrupted"] is gone
+    assert set(records.finished_cases(loaded)) == (set() if gone else {CASE})
+
+
+def test_a_gpu_that_is_not_there_is_gone():
+    assert machine.gpu_is_gone() is not bool(machine.gpus())
