@@ -146,13 +146,22 @@ def lock(session: nox.Session, stack: str) -> None:
 
 
 @nox.session
-@nox.parametrize("stack", [nox.param(s, id=s) for s in ("cublas", "pallas", "triton")])
+@nox.parametrize("stack", [nox.param(s, id=s) for s in ("cublas", "cutlass", "pallas", "triton")])
 def tune(session: nox.Session, stack: str) -> None:
     """Search, on this machine's GPU, what a stack's kernels run with; arguments (--seconds 300) go to the search."""
     harness(session)
     find = ("-m", "benchmarks.engine.environments", "find", stack, "--family", "cuda")
     python = session.run(str(HARNESS / "bin" / "python"), *find, external=True, silent=True)
     session.run(str(python).strip(), "-m", "benchmarks.tuning", stack, *session.posargs, external=True)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Compile CUTLASS' C++ kernels for sm_90a, without a GPU; arguments (cases, --jobs 8) go to impls.cutlass.build."""
+    harness(session)
+    # Headers only: what the package requires is for its Python interface, which is not used.
+    run(session, "pip", "install", "--quiet", "--no-deps", *nox.project.dependency_groups(PYPROJECT, "cutlass"))
+    run(session, "python", "-m", "impls.cutlass.build", *session.posargs)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""What a GPU node without a network needs to measure: this commit, the wheels it lacks, an installer. In small parts.
+"""What a GPU node without a network needs to measure: this commit, wheels, compiled kernels, an installer. In parts.
 
 Owns the making of a bundle and its installer's script. ``python -m benchmarks.bundle --has node.json`` (or ``nox -s
 bundle``) writes into ``dist/bundle`` some parts of at most ``--part-mib`` MiB and ``install.sh``; copied together to
@@ -13,8 +13,8 @@ compare ARGUMENTS`` for at most so long and goes on with ``./measure SECONDS --r
 or within cases without loss. ``./results-out FOLDER`` packs the records into files of under 16 MiB; here
 they are unpacked over ``results/``.
 
-``node.json`` is what ``python3 -m pip list --format=json`` prints on the node. Stacks whose libraries are built for the
-node alone (CUDA C++) are built there, by its own compiler.
+``node.json`` is what ``python3 -m pip list --format=json`` prints on the node. What stacks have compiled beforehand for
+a GPU that is not here (``nox -s build``) lies in ``<cache>/<stack>``, is bundled whole and put into the node's cache.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from benchmarks.engine.environments import cache_folder
 from benchmarks.engine.session import ROOT, STAMP, provenance
 from impls import registry
 
@@ -55,6 +56,11 @@ beside=${2:-python3}
 "$beside" -m pip --quiet --python .environment/bin/python install --no-index --no-deps --no-compile wheels/*.whl
 "$beside" -m pip --quiet --python .environment/bin/python install \
     --no-index --no-deps --no-build-isolation --editable .
+if [ -d compiled ]; then
+    cache=${RIDGEMARK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ridgemark}
+    mkdir -p "$cache"
+    cp -R compiled/. "$cache"
+fi
 printf '[stacks]\n"*" = "%s/.environment/bin/python"\n' "$(pwd)" > interpreters.toml
 cat > measure <<'END'
 #!/bin/sh
@@ -124,6 +130,12 @@ def roots() -> list[str]:
     return found
 
 
+def compiled() -> list[Path]:
+    """What stacks have compiled beforehand: the files in their folders of the cache."""
+    folders = [cache_folder() / stack for stack in registry.stacks()]
+    return [file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]
+
+
 def make(out: Path, has: dict[str, str], python: str, part_bytes: int) -> list[Path]:
     """Write the bundle of the commit that is checked out into ``out``.
 
@@ -152,6 +164,8 @@ def make(out: Path, has: dict[str, str], python: str, part_bytes: int) -> list[P
             bundle.addfile(entry, io.BytesIO(stamp))
             for wheel in sorted(wheels.iterdir()):
                 bundle.add(wheel, f"wheels/{wheel.name}")
+            for file in compiled():
+                bundle.add(file, f"compiled/{file.relative_to(cache_folder())}")
     data = packed.getvalue()
     files = []
     for number, start in enumerate(range(0, len(data), part_bytes)):

@@ -2,7 +2,7 @@
 
 ``python -m impls.cutlass.build [CASE ...] [--device NAME] [--jobs N]`` compiles what ``cutlass.cpp`` and its variants
 run these cases with; without cases, everything that tuning chose for the device. It needs nvcc, 12.3 or newer, and
-CUTLASS' headers, and no GPU. The machine that measures needs neither: it is given the libraries, which lie in
+CUTLASS' headers, and no GPU. The machine that measures needs neither: a bundle brings it the libraries, which lie in
 ``<cache>/cutlass/<name>-<hash>.so``, ``<cache>`` as for environments: ``RIDGEMARK_CACHE`` or the user's cache folder.
 
 Owns the cache and the compiler's flags. What is compiled is written by ``kernels.cpp_source``.
@@ -107,19 +107,6 @@ def chosen(device_name: str) -> list[Kernel]:
     device = Device("cuda", device_name, "sm_90", 1, 0)
     cases = [case for case, _ in tuned.choices(tuned.file(Path(__file__).parent, device_name), cpp_choices.NAME)]
     return [kernel for case in cases for kernel in cpp.kernels(case, device)]
-
-
-def artefacts(device_name: str) -> list[Path]:
-    """The libraries that measuring on a device takes, for a bundle to carry.
-
-    Raises:
-        BuildError: one has not been compiled.
-    """
-    files = [library(kernel) for kernel in dict.fromkeys(chosen(device_name))]
-    missing = [file.name for file in files if not file.exists()]
-    if missing:
-        raise BuildError(f"{len(missing)} libraries, {missing[0]} among them, are not compiled: run nox -s build.")
-    return files
 
 
 def headers() -> Path:

@@ -245,14 +245,11 @@ def test_headers_of_another_version_are_refused(tmp_path: Path, monkeypatch: pyt
         build.headers()
 
 
-def test_a_bundle_wants_all_that_was_tuned(compiler: Path, kept: Path) -> None:
-    with pytest.raises(build.BuildError, match="are not compiled: run nox -s build"):
-        build.artefacts("NVIDIA H200")
-    build.build(build.chosen("NVIDIA H200"), 2, lambda line: None)
-    names = [file.name for file in build.artefacts("NVIDIA H200")]
-    assert len(names) == len(set(names))
+def test_all_that_tuning_chose_is_compiled(kept: Path) -> None:
     # cutlass.cpp's own; without a cluster; without TMA. It is not ping-pong.
-    assert [n.split("-")[6] + n.split("-")[7] for n in names] == ["2x1cooperative", "1x1cooperative", "1x1cp_async"]
+    own = cpp_choices.kernel(gemm("4096x4096x4096:bf16"), Choice(128, 256, 64, 2, 1))
+    alone = replace(own, cluster_m=1)
+    assert build.chosen("NVIDIA H200") == [own, alone, replace(alone, schedule="cp_async")]
 
 
 # --- choices --------------------------------------------------------------------------------------------------------

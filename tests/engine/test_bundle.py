@@ -54,6 +54,12 @@ def test_only_what_the_node_lacks_is_fetched_with_what_that_needs(tmp_path, down
 
 def test_parts_joined_hold_the_commit_its_stamp_and_the_wheels(tmp_path, downloads, monkeypatch):
     monkeypatch.setattr(bundle, "roots", lambda: ["alpha"])
+    monkeypatch.setenv("RIDGEMARK_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache" / "cutlass").mkdir(parents=True)
+    (tmp_path / "cache" / "cutlass" / "kernel.so").write_bytes(b"code")
+    # Environments lie in the same cache, and stay.
+    (tmp_path / "cache" / "envs").mkdir()
+    (tmp_path / "cache" / "envs" / "python").touch()
     files = bundle.make(tmp_path, {}, "3.12", 100_000)
     parts = [f for f in files if f.name.startswith("part-")]
     assert len(parts) > 1
@@ -61,10 +67,11 @@ def test_parts_joined_hold_the_commit_its_stamp_and_the_wheels(tmp_path, downloa
     with tarfile.open(fileobj=io.BytesIO(b"".join(p.read_bytes() for p in parts))) as archive:
         names = archive.getnames()
         stamp = json.load(archive.extractfile(session.STAMP))
+        assert archive.extractfile("compiled/cutlass/kernel.so").read() == b"code"
     head = subprocess.run(["git", "-C", bundle.ROOT, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
     assert stamp == {"commit": head.strip(), "dirty": False}
     assert {"impls/contract.py", "wheels/alpha-1.0-py3-none-any.whl", "wheels/beta-1.0-py3-none-any.whl"} <= set(names)
-    assert not any(n.startswith("results/") for n in names)
+    assert not any(n.startswith("results/") or "envs" in n for n in names)
 
 
 def test_a_copy_without_git_says_the_commit_of_its_stamp(tmp_path):
