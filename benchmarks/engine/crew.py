@@ -5,6 +5,7 @@ Owns which environment a stack's workers run in. How a worker is started and tal
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -27,6 +28,7 @@ class Crew:
         self._pool, self._environments, self._introduce = pool, environments, introduce
         self._workers: dict[Seat, Worker] = {}
         self._introduced: set[str] = set()
+        self._introducing = threading.Lock()
 
     def start(self, seat: Seat) -> Worker:
         """The worker in this seat; a new one where there is none or it has died.
@@ -40,9 +42,10 @@ class Crew:
             environment = self._environments[stack]
             spec = WorkerSpec(stack, environment.python, environment.environ)
             worker = self._workers[seat] = self._pool.start(spec, replica)
-            if stack not in self._introduced:
-                self._introduced.add(stack)
-                self._introduce(worker)
+            with self._introducing:
+                if stack not in self._introduced:
+                    self._introduced.add(stack)
+                    self._introduce(worker)
         return worker
 
     def alive(self, seat: Seat) -> bool:

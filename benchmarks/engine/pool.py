@@ -450,7 +450,7 @@ class Pool:
     def start(self, spec: WorkerSpec, replica: int = 0, deadline_s: float = 120) -> Worker:
         """Start a worker, and wait until it has greeted. A dead one of the same stack and replica is replaced.
 
-        Waits for the device's token: a starting process would disturb what is measured.
+        Waits for the device's token: a starting process would disturb what is measured. On a CPU it starts alone.
 
         Raises:
             WorkerError: it did not start, or did not greet in time or in this protocol.
@@ -464,8 +464,11 @@ class Pool:
             if former is not None:
                 former.stop()
             worker = self._spawner.submit(self._spawn, spec, replica).result()
+            if self.device.kind == "cpu":
+                worker.greet(deadline_s)
+        if self.device.kind != "cpu":  # several may start at once, each asked for by a thread of its own
             worker.greet(deadline_s)
-            return worker
+        return worker
 
     @contextlib.contextmanager
     def exclusive(self, worker: Worker) -> Iterator[None]:
