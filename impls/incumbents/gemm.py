@@ -1,7 +1,7 @@
 """GEMM by QuACK, the CuTe DSL kernels that outrun cuBLAS on Hopper; recorded beforehand.
 
-Owns which cases it takes and which of its configurations tuning may choose from: QuACK's own list for sm_90 and, where
-C has too few tiles to fill the device, splits of K.
+Owns which cases it takes and which of its configurations tuning may choose from: QuACK's own list for sm_90 and, for
+few rows, narrow tiles and splits of K.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ DEFAULT = _configuration((128, 192), (2, 1), True)
 _COOPERATIVE = ((256, 128), (256, 160), (256, 192), (256, 208), (128, 224), (128, 256))
 _PINGPONG = ((128, 128), (128, 160), (128, 192), (128, 208), (192, 128))
 _CLUSTERS = ((1, 2), (2, 1))
-_SPLITS = (2, 4, 8)
 #: Rows that fill no more than one tile.
 _FEW = 128
 
 
 def configurations(case: Gemm) -> list[Configuration]:
-    """What is compiled and tried for a case.
+    """What is compiled and tried for a case: QuACK's own candidates, and for few rows what its users would pin.
 
-    With A and B exchanged (``swap_ab``) C is computed transposed: worth it where M is less than a tile.
+    With few rows C^T is computed (``swap_ab``): the weight's rows fill the tile's, and its columns need be no more than
+    the rows there are. K is split where that leaves multiprocessors idle.
     """
-    tiles = [(t, False) for t in _COOPERATIVE] + [(t, True) for t in _PINGPONG]
-    found = [_configuration(tile, cluster, pingpong) for tile, pingpong in tiles for cluster in _CLUSTERS]
     if case.m <= _FEW and case.groups is None:
-        small = [((128, 128), True), ((128, 128), False)]
         found = [
-            _configuration(tile, cluster, pingpong, swap_ab=swap, split_k=split)
-            for tile, pingpong in small
-            for cluster in _CLUSTERS
-            for swap in (False, True)
-            for split in (1, *_SPLITS)
+            _configuration((128, columns), cluster, True, swap_ab=True, split_k=split)
+            for columns in (16, 32, 64, 128)
+            for cluster in ((1, 1), (2, 1))
+            for split in (1, 2, 4, 8)
+            if columns >= case.m or columns == _FEW
         ]
+    else:
+        tiles = [(t, False) for t in _COOPERATIVE] + [(t, True) for t in _PINGPONG]
+        found = [_configuration(tile, cluster, pingpong) for tile, pingpong in tiles for cluster in _CLUSTERS]
     return [DEFAULT, *(c for c in found if c != DEFAULT)]
 
 
