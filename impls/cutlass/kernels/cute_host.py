@@ -52,7 +52,7 @@ def folder() -> Path:
 def library(tiles: Any) -> Path:
     """The library of these tiles, whether or not it is there; ``.json`` beside it says how it came about."""
     digest = hashlib.sha256(f"{DSL_VERSION} {ARCH} {tiles!r}".encode())
-    for source in _SOURCES:
+    for source in getattr(tiles, "sources", _SOURCES):
         digest.update((Path(__file__).parents[1] / source).read_bytes())
     return folder() / f"{type(tiles).__name__}-{digest.hexdigest()[:16]}.so"
 

@@ -1,0 +1,231 @@
+"""GEMM in the CuTe DSL: which cases the Hopper kernel takes, how their tiles are chosen, and what tuning tries.
+
+Owns the decisions; what a build is specialised for is in ``cute_gemm_tiles``, the kernel in ``kernels/cute_gemm.py``.
+Imports no stack library.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from impls.contract import Device, Implementation, Program
+from impls.cutlass.cute_gemm_tiles import ROWS, SHARED_BYTES, GemmTiles
+from impls.support import tuned
+from impls.workloads.base import Case
+from impls.workloads.dtypes import dtype
+from impls.workloads.gemm import Gemm
+
+_STACK = Path(__file__).parent
+_REFERENCE = "NVIDIA H200"
+_H200_MULTIPROCESSORS = 132
+# Registers of a thread that sums may take, of 232 or 240; the rest hold addresses and the epilogue.
+_MOST_ACCUMULATORS = 192
+# The kernel counts rows, columns and tiles in 32 bits, and TMA addresses dimensions of 32 bits.
+_MOST_ELEMENTS = 2**31
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a case is cut.
+
+    Attributes:
+        bm, bn, consumers, ping_pong, cluster_m, cluster_n: as ``GemmTiles``, of the product as it is computed.
+        raster: ``m`` where tiles are taken up along M first, else ``n``.
+        group: clusters along that axis before the other one advances.
+        swapped: C is computed transposed, so that N takes the place of M: for less rows than a wgmma has.
+    """
+
+    bm: int
+    bn: int
+    consumers: int = 2
+    ping_pong: bool = False
+    cluster_m: int = 1
+    cluster_n: int = 1
+    raster: str = "m"
+    group: int = 8
+    swapped: bool = False
+
+    def config(self) -> dict[str, Any]:
+        """For the record and the tuned file."""
+        return asdict(self)
+
+
+def tiles(case: Gemm, choice: Choice) -> GemmTiles:
+    """What is built for a case: as many slots as shared memory holds."""
+    a, b = case.layout
+    a_major, b_major = "k" if a == "n" else "m", "k" if b == "t" else "n"
+    if choice.swapped:
+        a_major, b_major = "k" if b == "t" else "m", "k" if a == "n" else "n"
+    one = GemmTiles(
+        dtype=case.dtype,
+        out=case.out,
+        a_major=a_major,
+        b_major=b_major,
+        d_major="m" if choice.swapped else "n",
+        epilogue=case.epilogue,
+        promoted=case.dtype == "f8e4m3" and case.acc == "f32",
+        bm=choice.bm,
+        bn=choice.bn,
+        stages=0,
+        consumers=choice.consumers,
+        ping_pong=choice.ping_pong,
+        cluster_m=choice.cluster_m,
+        cluster_n=choice.cluster_n,
+    )
+    return replace(one, stages=min(24, (SHARED_BYTES - one.shared_bytes) // (128 * (one.bm + one.bn))))
+
+
+def sizes(case: Gemm, choice: Choice) -> tuple[int, int]:
+    """Rows and columns of the product as it is computed."""
+    return (case.n, case.m) if choice.swapped else (case.m, case.n)
+
+
+def clusters(case: Gemm, choice: Choice, multiprocessors: int) -> int:
+    """Clusters of the grid: as many as the device holds, or as there are tiles for."""
+    m, n = sizes(case, choice)
+    there = math.ceil(m / (choice.bm * choice.cluster_m)) * math.ceil(n / (choice.bn * choice.cluster_n)) * case.batch
+    return min(there, multiprocessors // (choice.cluster_m * choice.cluster_n))
+
+
+def fits(case: Gemm, choice: Choice) -> bool:
+    """Whether sums fit the registers, and at least three slots shared memory."""
+    built = tiles(case, choice)
+    return built.accumulators <= _MOST_ACCUMULATORS and built.stages >= 3
+
+
+def rule(case: Gemm) -> Choice:
+    """A choice for what was not tuned."""
+    if case.m <= ROWS:
+        width = max(16, 1 << (case.m - 1).bit_length())
+        return Choice(ROWS, width, consumers=1, raster="n", group=1, swapped=True)
+    if case.m * case.n * case.batch <= 128 * 128 * _H200_MULTIPROCESSORS:
+        return Choice(64, 128, ping_pong=True)
+    return Choice(128, 256, cluster_m=2)
+
+
+def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
+    """The choice for a case, and where it comes from: that of the nearest tuned case of its kind, else the rule's."""
+    kept = tuned.file(_STACK, device_name)
+    kept = kept if kept.is_file() else tuned.file(_STACK, _REFERENCE)
+    best, found = 4.0, None
+    for other, choice in tuned.choices(kept, Cute.name):
+        if not isinstance(other, Gemm) or _kind(other) != _kind(case):
+            continue
+        near = zip((case.m, case.n, case.k, case.batch), (other.m, other.n, other.k, other.batch), strict=True)
+        far = sum(abs(math.log2(x / y)) for x, y in near) + (other.epilogue != case.epilogue) / 2
+        far += sum(x != y for x, y in zip(case.layout, other.layout, strict=True))
+        if far < best and fits(case, Choice(**choice)):
+            best, found = far, (Choice(**choice), f"tuned for {other.id}")
+    return found or (rule(case), "rule")
+
+
+def _kind(case: Gemm) -> tuple[Any, ...]:
+    """What a tuned case must have in common with another: f16 and bf16 take the same instructions and bytes."""
+    return dtype(case.dtype).bytes, dtype(case.out).bytes, case.acc, case.m <= ROWS
+
+
+class Cute(Implementation):
+    """A warp-specialised persistent GEMM in the CuTe DSL."""
+
+    name: ClassVar[str] = "cutlass.cute"
+    workload: ClassVar[str] = "gemm"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    summary: ClassVar[str] = "CuTe DSL on Hopper: persistent, warp-specialised, TMA multicast in clusters, wgmma"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Other devices than Hopper, other dtypes than f16, bf16 and f8, groups, rows that TMA cannot step over."""
+        assert isinstance(case, Gemm)
+        if device.arch != "sm_90":
+            return f"The kernel is written for sm_90's wgmma, and this device is {device.arch}."
+        if case.dtype not in ("f16", "bf16", "f8e4m3"):
+            return "The kernel multiplies f16, bf16 and f8e4m3."
+        if case.acc == "f16":
+            return "The kernel keeps sums in f32."
+        if case.groups is not None:
+            return "Groups are not written in the CuTe DSL here."
+        if case.dtype == "f8e4m3" and case.layout != "nt":
+            return "wgmma multiplies f8 with both operands K-major only: ask for layout nt."
+        for name, spec in (case.input_specs() | case.output_specs()).items():
+            if len(spec.shape) < 2:
+                continue
+            row = spec.shape[-1] * dtype(spec.dtype).bytes
+            if row % 16:
+                said = f"{spec.shape[-1]} {spec.dtype} of {name}"
+                return f"TMA steps over rows by multiples of 16 bytes, which {said} are not."
+            if math.prod(spec.shape) >= _MOST_ELEMENTS:
+                return f"The kernel counts the elements of a matrix in 32 bits, and {name} has more."
+        return None
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Loads what was compiled beforehand, or compiles it where the DSL is installed."""
+        assert isinstance(case, Gemm)
+        choice, origin = choose(case, device.name)
+        return self._program(case, self.variant(choice), origin)
+
+    def variant(self, choice: Choice) -> Choice:
+        """What becomes of a choice: itself."""
+        return choice
+
+    def space(self, case: Gemm) -> list[Choice]:
+        """What tuning tries; nothing where a technique is switched off, which takes what was tuned with it."""
+        return space(case) if type(self) is Cute else []
+
+    def build(self, case: Gemm, device: Device, choice: Choice) -> Program:
+        """The case by this choice."""
+        return self._program(case, choice, "tuning", describe=False)
+
+    def compile_ahead(self, case: Gemm, choice: Choice, arch: str) -> Path:
+        """The library of a choice, which exists afterwards."""
+        return library(case, choice)
+
+    def _program(self, case: Gemm, choice: Choice, origin: str, describe: bool = True) -> Program:
+        from impls.cutlass.kernels.cute_gemm_program import GemmProgram
+
+        return GemmProgram(case, choice, library(case, choice), origin, describe=describe)
+
+
+class CuteNoCluster(Cute):
+    """The same kernel, with one technique switched off: what it is worth on this device."""
+
+    name: ClassVar[str] = "cutlass.cute_no_cluster"
+    summary: ClassVar[str] = "cutlass.cute without clusters: every CTA loads all of its A and B itself"
+
+    def variant(self, choice: Choice) -> Choice:
+        """The choice without clusters; its order of tiles is kept."""
+        group = choice.group * (choice.cluster_m if choice.raster == "m" else choice.cluster_n)
+        return replace(choice, cluster_m=1, cluster_n=1, group=group)
+
+
+def library(case: Gemm, choice: Choice) -> Path:
+    """What was compiled for a choice, or is now."""
+    from impls.cutlass.kernels import cute_host
+
+    built = tiles(case, choice)
+
+    def kernel() -> Any:
+        from impls.cutlass.kernels.cute_gemm import Gemm as Kernel
+
+        return Kernel(built)
+
+    return cute_host.found(built, kernel)
+
+
+def space(case: Gemm) -> list[Choice]:
+    """What tuning tries: tiles, schedules, clusters and orders that fit."""
+    found: list[Choice] = []
+    if case.m <= ROWS:
+        width = max(8, 1 << (case.m - 1).bit_length())
+        for bm, consumers in ((64, 1), (128, 2)):
+            found.append(Choice(bm, width, consumers, raster="n", group=1, swapped=True))
+        return found
+    cooperative = [(128, 256), (256, 128), (256, 192), (128, 192)]
+    pingpong = [(64, 256), (128, 128), (128, 192), (64, 128)]
+    shapes = [(tile, False) for tile in cooperative] + [(tile, True) for tile in pingpong]
+    for (tile, turns), cluster in itertools.product(shapes, ((1, 1), (2, 1), (1, 2))):
+        for raster, group in itertools.product("mn", (4, 8, 16)):
+            found.append(Choice(*tile, 2, turns, *cluster, raster, group))
+    return [choice for choice in found if fits(case, choice)]

@@ -1,0 +1,97 @@
+"""What one build of the CuTe DSL's GEMM kernel is specialised for. Imports no stack library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from impls.workloads.dtypes import dtype
+
+# Rows of a warpgroup's wgmma.
+ROWS = 64
+# Shared memory of a CTA (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0).
+SHARED_BYTES = 227 * 1024
+# Barriers, and what aligning A, B and the output to 1024 bytes may take.
+_SPARE_BYTES = 2048
+
+
+@dataclass(frozen=True)
+class GemmTiles:
+    """One build.
+
+    Attributes:
+        dtype, out: of A and B; of D, bias and residual.
+        a_major, b_major: ``k`` where neighbours along K are neighbours in memory; else ``m``, ``n``.
+        d_major: ``n`` where D is stored by rows, ``m`` by columns.
+        epilogue: as a case's.
+        promoted: f8 alone: sums of 128 products are added to an f32 sum.
+        bm, bn: a tile of D.
+        stages: slots of the ring, each of 128 bytes along K.
+        consumers: warpgroups that multiply.
+        ping_pong: each has a tile of its own; otherwise they share one by rows.
+        cluster_m, cluster_n: CTAs of a cluster along either axis.
+    """
+
+    #: What a library's name depends on, beside the tiles.
+    sources: ClassVar[tuple[str, ...]] = ("cute_gemm_tiles.py", "kernels/cute_gemm.py")
+
+    dtype: str
+    out: str
+    a_major: str
+    b_major: str
+    d_major: str
+    epilogue: str
+    promoted: bool
+    bm: int
+    bn: int
+    stages: int
+    consumers: int
+    ping_pong: bool
+    cluster_m: int
+    cluster_n: int
+
+    @property
+    def bk(self) -> int:
+        """Elements of a slot along K: 128 bytes, a swizzled row."""
+        return 128 // dtype(self.dtype).bytes
+
+    @property
+    def slabs(self) -> int:
+        """Times 64 rows that a warpgroup has of a tile."""
+        return self.bm // ROWS // (1 if self.ping_pong else self.consumers)
+
+    @property
+    def tiles_under_way(self) -> int:
+        """Tiles that a CTA's warpgroups multiply side by side."""
+        return self.consumers if self.ping_pong else 1
+
+    @property
+    def instruction_n(self) -> int:
+        """N of a wgmma: of the tile, or with promotion such a part of it that the sums' registers suffice."""
+        return min(self.bn, 128) if self.promoted else self.bn
+
+    @property
+    def parts(self) -> int:
+        """Parts of N that are multiplied one after the other."""
+        return self.bn // self.instruction_n
+
+    @property
+    def panel(self) -> int:
+        """Columns of D that pass through shared memory together: 128 bytes of a row."""
+        return min(self.bn, 128 // dtype(self.out).bytes if self.d_major == "n" else 64)
+
+    @property
+    def out_stages(self) -> int:
+        """Panels of a warpgroup under way."""
+        return 2
+
+    @property
+    def shared_bytes(self) -> int:
+        """A and B of every slot, and panels of D."""
+        panels = self.consumers * self.out_stages * ROWS * self.panel * dtype(self.out).bytes
+        return self.stages * 128 * (self.bm + self.bn) + panels + _SPARE_BYTES
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a thread that hold sums."""
+        return self.slabs * self.bn // 2 + (self.instruction_n // 2 if self.promoted else 0)
