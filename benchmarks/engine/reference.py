@@ -6,7 +6,9 @@ the workers; the expectations come back to the harness only.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 import signal
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -79,6 +81,7 @@ class Reference:
             initializer=signal.signal,
             initargs=(signal.SIGINT, signal.SIG_IGN),
         )
+        self._pid = self._process.submit(os.getpid)
 
     def ask(self, case: Case, seed: int, arena: buffers.Arena) -> Asked:
         """Start making the inputs (variant v from seed + v) and references of ``case``."""
@@ -89,7 +92,10 @@ class Reference:
         return Asked(case, descriptors, self._process.submit(_make, case.id, seed, descriptors), seed)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, whatever it is at."""
+        if self._pid.done() and self._pid.exception() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid.result(), signal.SIGKILL)
         self._process.shutdown(cancel_futures=True)
 
 

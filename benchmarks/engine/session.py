@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -33,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Commit of a copy that has no git folder, written by ``benchmarks.bundle``.
 STAMP = "ridgemark-commit.json"
 REGIMES = {"cpu": "warm", "cuda": "burst"}
+#: References that are made ahead on a GPU. That of an attention backward takes several cases' time.
+AHEAD = 3
 
 
 @dataclass(frozen=True)
@@ -101,15 +104,14 @@ class Session:
         try:
             crew = Crew(pool, self.environments, self._introduce)
             todo = [c for c in self.plan.cases if c.id not in self.finished]
-            asked: Asked | None = None
+            asked: deque[Asked | None] = deque()
             for done, case in enumerate(todo):
                 available = None
                 if self.plan.budget_s is not None:
                     available = (self.plan.budget_s - (time.monotonic() - start)) / (len(todo) - done)
-                asked = asked or self._ask(case, reference, arena)
-                following = self._ask(todo[done + 1], reference, arena) if done + 1 < len(todo) else None
-                one = self._trial(case, crew, reference, arena, progress, available, measure, asked)
-                asked = following
+                for following in todo[done + len(asked) : done + 1 + AHEAD]:
+                    asked.append(self._ask(following, reference, arena))
+                one = self._trial(case, crew, reference, arena, progress, available, measure, asked.popleft())
                 interrupted = interrupted or (one is not None and one.interrupted)
                 if interrupted:
                     break
@@ -127,7 +129,7 @@ class Session:
         return not interrupted
 
     def _ask(self, case: Case, reference: Reference, arena: Arena) -> Asked | None:
-        """On a GPU the reference of the next case is made while this one is measured: the host's cores are free.
+        """On a GPU the references of the next cases are made while one is measured: the host's cores are free.
 
         On a CPU it would take them from what is measured. None there, and where there is no room or no taker.
         """

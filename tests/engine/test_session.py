@@ -131,7 +131,6 @@ def test_a_run_goes_on_after_its_end_and_keeps_what_was_measured(tmp_path, ended
         from pathlib import Path
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         from impls import registry
-from impls.contract import Device
         from tests.engine import test_session as t
         honest = registry.find("cheats.honest", "gemm")
         finished, _ = t.run(Path(sys.argv[1]), [honest], cases=t.TWO_CASES, budget_s=60.0)
