@@ -34,6 +34,7 @@ _PINGPONG = ((128, 128), (128, 160), (128, 192), (128, 208), (192, 128))
 _CLUSTERS = ((1, 2), (2, 1))
 #: Rows that fill no more than one tile.
 _FEW = 128
+_COLUMNS = (16, 32, 64, _FEW)
 
 
 def configurations(case: Gemm) -> list[Configuration]:
@@ -45,7 +46,7 @@ def configurations(case: Gemm) -> list[Configuration]:
     if case.m <= _FEW and case.groups is None:
         found = [
             _configuration((128, columns), cluster, True, swap_ab=True, split_k=split)
-            for columns in (16, 32, 64, 128)
+            for columns in _COLUMNS
             for cluster in ((1, 1), (2, 1))
             for split in (1, 2, 4, 8)
             if columns >= case.m or columns == _FEW
@@ -58,11 +59,13 @@ def configurations(case: Gemm) -> list[Configuration]:
 
 def choose(case: Gemm, device_name: str) -> tuple[Configuration, str]:
     """The configuration for a case, and where it comes from: that of the nearest shape tuned on the device, whose tiles
-    see the same problem (dtype, layout, epilogue, batch, groups, rows for less than a tile or not), or QuACK's default.
+    see the same problem (width of the dtype, layout, epilogue, batch, groups, rows for less than a tile or not), or
+    QuACK's default.
     """
 
     def kind(one: Gemm) -> tuple[Any, ...]:
-        return one.dtype, one.layout, one.epilogue, one.batch > 1, one.groups is None, one.m <= _FEW
+        width = dtype(one.dtype).bits
+        return width, one.layout, one.epilogue, one.batch > 1, one.groups is None, one.m <= _FEW
 
     def distance(one: Gemm) -> float:
         pairs = ((one.m, case.m), (one.n, case.n), (one.k, case.k), (one.batch, case.batch))
@@ -73,6 +76,8 @@ def choose(case: Gemm, device_name: str) -> tuple[Configuration, str]:
     if not alike:
         return DEFAULT, "QuACK's default"
     nearest, choice = min(alike, key=lambda found: distance(found[0]))
+    if choice["swap_ab"] and nearest.m != case.m:
+        choice = choice | {"tile_n": next(columns for columns in _COLUMNS if columns >= case.m)}
     return choice, f"tuned for {nearest.id}"
 
 
