@@ -1,1 +1,3 @@
-"""The attention kernels that users have today, through torch: cuDNN's (the baseline on a GPU) and FlashAttention."""
+"""What users have today: cuDNN's attention (the baseline on a GPU) and FlashAttention through torch, and the kernels of
+FlashAttention-4 and QuACK (GEMM) without their host libraries.
+"""
