@@ -67,6 +67,7 @@ def tiles(case: Gemm, choice: Choice) -> GemmTiles:
         b_major=b_major,
         d_major="m" if choice.swapped else "n",
         epilogue=case.epilogue,
+        grouped=case.groups is not None,
         promoted=case.dtype == "f8e4m3" and case.acc == "f32",
         bm=choice.bm,
         bn=choice.bn,
@@ -76,7 +77,10 @@ def tiles(case: Gemm, choice: Choice) -> GemmTiles:
         cluster_m=choice.cluster_m,
         cluster_n=choice.cluster_n,
     )
-    return replace(one, stages=min(24, (SHARED_BYTES - one.shared_bytes) // (128 * (one.bm + one.bn))))
+    return replace(
+        one,
+        stages=min(24, (SHARED_BYTES - one.shared_bytes) // (128 * (one.bm + one.bn))),
+    )
 
 
 def sizes(case: Gemm, choice: Choice) -> tuple[int, int]:
@@ -87,7 +91,9 @@ def sizes(case: Gemm, choice: Choice) -> tuple[int, int]:
 def clusters(case: Gemm, choice: Choice, multiprocessors: int) -> int:
     """Clusters of the grid: as many as the device holds, or as there are tiles for."""
     m, n = sizes(case, choice)
-    there = math.ceil(m / (choice.bm * choice.cluster_m)) * math.ceil(n / (choice.bn * choice.cluster_n)) * case.batch
+    groups = case.groups or (m,) * case.batch
+    there = sum(math.ceil(rows / (choice.bm * choice.cluster_m)) for rows in groups)
+    there *= math.ceil(n / (choice.bn * choice.cluster_n))
     return min(there, multiprocessors // (choice.cluster_m * choice.cluster_n))
 
 
@@ -99,7 +105,7 @@ def fits(case: Gemm, choice: Choice) -> bool:
 
 def rule(case: Gemm) -> Choice:
     """A choice for what was not tuned."""
-    if case.m <= ROWS:
+    if _skinny(case):
         width = max(16, 1 << (case.m - 1).bit_length())
         return Choice(ROWS, width, consumers=1, raster="n", group=1, swapped=True)
     if case.m * case.n * case.batch <= 128 * 128 * _H200_MULTIPROCESSORS:
@@ -115,7 +121,11 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
     for other, choice in tuned.choices(kept, Cute.name):
         if not isinstance(other, Gemm) or _kind(other) != _kind(case):
             continue
-        near = zip((case.m, case.n, case.k, case.batch), (other.m, other.n, other.k, other.batch), strict=True)
+        near = zip(
+            (case.m, case.n, case.k, case.batch),
+            (other.m, other.n, other.k, other.batch),
+            strict=True,
+        )
         far = sum(abs(math.log2(x / y)) for x, y in near) + (other.epilogue != case.epilogue) / 2
         far += sum(x != y for x, y in zip(case.layout, other.layout, strict=True))
         if far < best and fits(case, Choice(**choice)):
@@ -125,7 +135,18 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
 
 def _kind(case: Gemm) -> tuple[Any, ...]:
     """What a tuned case must have in common with another: f16 and bf16 take the same instructions and bytes."""
-    return dtype(case.dtype).bytes, dtype(case.out).bytes, case.acc, case.m <= ROWS
+    return (
+        dtype(case.dtype).bytes,
+        dtype(case.out).bytes,
+        case.acc,
+        _skinny(case),
+        case.groups is None,
+    )
+
+
+def _skinny(case: Gemm) -> bool:
+    """Fewer rows than a wgmma has."""
+    return case.m <= ROWS and case.groups is None
 
 
 class Cute(Implementation):
@@ -137,7 +158,7 @@ class Cute(Implementation):
     summary: ClassVar[str] = "CuTe DSL on Hopper: persistent, warp-specialised, TMA multicast in clusters, wgmma"
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """Other devices than Hopper, other dtypes than f16, bf16 and f8, groups, rows that TMA cannot step over."""
+        """Other devices than Hopper, other dtypes than f16, bf16 and f8, rows that TMA cannot step over."""
         assert isinstance(case, Gemm)
         if device.arch != "sm_90":
             return f"The kernel is written for sm_90's wgmma, and this device is {device.arch}."
@@ -145,8 +166,6 @@ class Cute(Implementation):
             return "The kernel multiplies f16, bf16 and f8e4m3."
         if case.acc == "f16":
             return "The kernel keeps sums in f32."
-        if case.groups is not None:
-            return "Groups are not written in the CuTe DSL here."
         if case.dtype == "f8e4m3" and case.layout != "nt":
             return "wgmma multiplies f8 with both operands K-major only: ask for layout nt."
         for name, spec in (case.input_specs() | case.output_specs()).items():
@@ -217,7 +236,7 @@ def library(case: Gemm, choice: Choice) -> Path:
 def space(case: Gemm) -> list[Choice]:
     """What tuning tries: tiles, schedules, clusters and orders that fit."""
     found: list[Choice] = []
-    if case.m <= ROWS:
+    if _skinny(case):
         width = max(8, 1 << (case.m - 1).bit_length())
         for bm, consumers in ((64, 1), (128, 2)):
             found.append(Choice(bm, width, consumers, raster="n", group=1, swapped=True))

@@ -1,9 +1,9 @@
-"""What one build of the CuTe DSL's GEMM kernel is specialised for. Imports no stack library."""
+"""What a build of the CuTe DSL's GEMM kernel is specialised for, and the order of tiles. Imports no stack library."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from impls.workloads.dtypes import dtype
 
@@ -24,6 +24,7 @@ class GemmTiles:
         a_major, b_major: ``k`` where neighbours along K are neighbours in memory; else ``m``, ``n``.
         d_major: ``n`` where D is stored by rows, ``m`` by columns.
         epilogue: as a case's.
+        grouped: rows of A and D are cut into groups with a B each.
         promoted: f8 alone: sums of 128 products are added to an f32 sum.
         bm, bn: a tile of D.
         stages: slots of the ring, each of 128 bytes along K.
@@ -41,6 +42,7 @@ class GemmTiles:
     b_major: str
     d_major: str
     epilogue: str
+    grouped: bool
     promoted: bool
     bm: int
     bn: int
@@ -95,3 +97,20 @@ class GemmTiles:
     def accumulators(self) -> int:
         """Registers of a thread that hold sums."""
         return self.slabs * self.bn // 2 + (self.instruction_n // 2 if self.promoted else 0)
+
+
+def place(index: Any, rows: Any, columns: Any, raster: Any, group: Any, least: Any) -> tuple[Any, Any]:
+    """Row and column of the tile that is number ``index`` in the order tiles of ``rows`` by ``columns`` are taken up.
+
+    Bands of ``group`` tiles along one axis (rows, or columns where ``raster`` is 1) are gone over one after the other;
+    in a band, along that axis first. What is taken up at the same time then shares rows and columns, which stay in L2.
+    Traced with the DSL's integers and its ``least``, as well as run with Python's.
+    """
+    across = rows + raster * (columns - rows)  # tiles along the banded axis
+    along = rows + columns - across
+    band = index // (group * along)
+    rest = index - band * group * along
+    width = least(group, across - band * group)
+    j = rest // width
+    i = band * group + rest - j * width
+    return i + raster * (j - i), j + raster * (i - j)

@@ -1,6 +1,6 @@
 """GEMM on Hopper in the CuTe DSL: a warp that loads, one to three warpgroups that multiply, tiles one after the other.
 
-As many clusters as the device holds take up tiles of C in an order that keeps neighbours close (``place``). In each CTA
+As many clusters as the device holds take up tiles of C in an order that keeps neighbours close (``cute_gemm_tiles.place``). In each CTA
 one warp fills a ring of slots in shared memory by TMA; where CTAs of a cluster read the same part of A or B, each loads
 a share of it and TMA writes that to all of them. Slots are handed over by mbarriers. Consumer warpgroups multiply by
 wgmma either one tile together, each some of its rows (cooperative), or a tile each, in turns, so that one multiplies
@@ -24,7 +24,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.utils import LayoutEnum
 from cutlass.utils import hopper_helpers as hopper
 
-from impls.cutlass.cute_gemm_tiles import ROWS, GemmTiles
+from impls.cutlass.cute_gemm_tiles import ROWS, GemmTiles, place
 
 WARPGROUP = 128
 _DTYPES = {
@@ -51,7 +51,12 @@ class Gemm:
 
     def examples(self):
         """Arguments to trace with, but for the stream."""
-        kinds = (self.dtype, self.dtype, self.out, self.out)
+        kinds = (
+            self.dtype,
+            self.dtype,
+            Int32 if self.tiles.grouped else self.out,
+            self.out,
+        )
         pointers = [cute.runtime.make_ptr(kind, 16, cute.AddressSpace.gmem, assumed_align=16) for kind in kinds]
         return [*pointers, *[Int32(1)] * 7]
 
@@ -75,7 +80,9 @@ class Gemm:
 
         Args:
             a, b: (m, k) and (k, n), stored as the tiles say.
-            addend: bias of n (of m, where D is stored by columns), or residual as D; not read without.
+            batch: products; where grouped, groups: of a product's rows, with a B each.
+            addend: bias of n (of m, where D is stored by columns), residual as D, or the groups' rows, in 32 bits; not
+                read without.
             raster: 0 where tiles are taken up along m first, 1 along n.
             group: clusters along that axis before the other one advances.
             clusters: of the grid, at most as many as there are tiles for.
@@ -93,13 +100,16 @@ class Gemm:
         out_vector = 128 // self.out.width
         a_strides = (k_ab, 1) if a_by_k else (1, m_a)
         b_strides = (k_ab, 1) if b_by_k else (1, n_b)
-        ma = cute.make_tensor(a, cute.make_layout((m, k, batch), stride=(*a_strides, m_a * k_ab)))
+        one = 1 if t.grouped else batch
+        ma = cute.make_tensor(a, cute.make_layout((m, k, one), stride=(*a_strides, m_a * k_ab)))
         mb = cute.make_tensor(b, cute.make_layout((n, k, batch), stride=(*b_strides, n_b * k_ab)))
         m_d, n_d = (m, cute.assume(n, divby=out_vector)) if d_by_n else (cute.assume(m, divby=out_vector), n)
-        d_layout = cute.make_layout((m, n, batch), stride=(*((n_d, 1) if d_by_n else (1, m_d)), m_d * n_d))
-        md = cute.make_tensor(d, d_layout)
+        d_layout = cute.make_layout((m, n, one), stride=(*((n_d, 1) if d_by_n else (1, m_d)), m_d * n_d))
+        md = plain = cute.make_tensor(d, d_layout)
         if cutlass.const_expr(t.epilogue == "residual"):
             added = cute.make_tensor(addend, d_layout)
+        elif cutlass.const_expr(t.grouped):
+            added = cute.make_tensor(addend, cute.make_layout(batch))
         else:
             added = cute.make_tensor(addend, cute.make_layout(n if d_by_n else m))
 
@@ -119,16 +129,27 @@ class Gemm:
         d_slots = t.consumers * t.out_stages
         d_smem = hopper.make_smem_layout_epi(self.out, row if d_by_n else column, (ROWS, t.panel), d_slots)
         one_a, one_b, one_d = (cute.slice_(x, (None, None, 0)) for x in (a_layout, b_layout, d_smem))
-        shared, alone = cpasync.CopyBulkTensorTileG2SMulticastOp(), cpasync.CopyBulkTensorTileG2SOp()
+        shared, alone = (
+            cpasync.CopyBulkTensorTileG2SMulticastOp(),
+            cpasync.CopyBulkTensorTileG2SOp(),
+        )
         load_a, ma = cpasync.make_tiled_tma_atom(
-            shared if t.cluster_n > 1 else alone, ma, one_a, (t.bm, t.bk), num_multicast=t.cluster_n
+            shared if t.cluster_n > 1 else alone,
+            ma,
+            one_a,
+            (t.bm, t.bk),
+            num_multicast=t.cluster_n,
         )
         load_b, mb = cpasync.make_tiled_tma_atom(
-            shared if t.cluster_m > 1 else alone, mb, one_b, (t.bn, t.bk), num_multicast=t.cluster_m
+            shared if t.cluster_m > 1 else alone,
+            mb,
+            one_b,
+            (t.bn, t.bk),
+            num_multicast=t.cluster_m,
         )
         store, md = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), md, one_d, (ROWS, t.panel))
         self.kernel(
-            load_a, ma, load_b, mb, store, md, added, m, n, k, batch, raster, group,
+            load_a, ma, load_b, mb, store, md, plain, added, m, n, k, batch, raster, group,
             a_layout, b_layout, d_smem, mma, panel_mma,
         ).launch(
             grid=[clusters * t.cluster_m * t.cluster_n, 1, 1],
@@ -143,7 +164,7 @@ class Gemm:
         self,
         load_a: cute.CopyAtom, ma: cute.Tensor,
         load_b: cute.CopyAtom, mb: cute.Tensor,
-        store: cute.CopyAtom, md: cute.Tensor, added: cute.Tensor,
+        store: cute.CopyAtom, md: cute.Tensor, plain: cute.Tensor, added: cute.Tensor,
         m: Int32, n: Int32, k: Int32, batch: Int32, raster: Int32, group: Int32,
         a_layout: cute.ComposedLayout, b_layout: cute.ComposedLayout, d_layout: cute.ComposedLayout,
         mma: cute.TiledMma, panel_mma: cute.TiledMma,
@@ -186,40 +207,90 @@ class Gemm:
         if warp_index < 4:
             cute.arch.setmaxregister_decrease(_REGISTERS[t.consumers][0])
             if warp_index == 0:
-                self.load(load_a, ma, sa, load_b, mb, sb, full, empty, m, n, k, batch, raster, group)
+                self.load(
+                    load_a,
+                    ma,
+                    sa,
+                    load_b,
+                    mb,
+                    sb,
+                    full,
+                    empty,
+                    added,
+                    m,
+                    n,
+                    k,
+                    batch,
+                    raster,
+                    group,
+                )
         else:
             cute.arch.setmaxregister_increase(_REGISTERS[t.consumers][1])
-            self.multiply(sa, sb, sd, full, empty, store, md, added, mma, panel_mma, m, n, k, batch, raster, group)
+            self.multiply(
+                sa, sb, sd, full, empty, store, md, plain, added, mma, panel_mma, m, n, k, batch, raster, group
+            )  # fmt: skip
         if cutlass.const_expr(ctas > 1):
             # Nobody leaves while others may still write into its shared memory.
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
 
-    def place(self, index, m, n, raster, group):
-        """Batch entry and coordinates, in clusters, of a cluster's tile by its number.
+    @cute.jit
+    def count(self, added: cute.Tensor, m: Int32, n: Int32, batch: Int32):
+        """A cluster's tiles of all products, or of all groups."""
+        rows = cute.ceil_div(m, self.tiles.bm * self.tiles.cluster_m) * batch
+        if cutlass.const_expr(self.tiles.grouped):
+            rows = Int32(0)
+            for g in cutlass.range(batch, unroll=1):
+                rows += cute.ceil_div(added[g], self.tiles.bm * self.tiles.cluster_m)
+        return rows * cute.ceil_div(n, self.tiles.bn * self.tiles.cluster_n)
 
-        Bands of ``group`` clusters along one axis (m, or n where ``raster`` is 1) are gone over one after the other; in
-        a band, along that axis first.
+    @cute.jit
+    def advance(
+        self,
+        added: cute.Tensor,
+        index: Int32,
+        entry: Int32,
+        before: Int32,
+        first: Int32,
+        m: Int32,
+        n: Int32,
+    ):
+        """The product or group of a tile by its number, which no earlier call's was above.
+
+        Args:
+            entry, before, first: as the last call returned them; 0 at first.
+
+        Returns:
+            The product or group, tiles before it, its first row, and its rows.
         """
-        t = self.tiles
-        rows = cute.ceil_div(m, t.bm * t.cluster_m)
-        columns = cute.ceil_div(n, t.bn * t.cluster_n)
-        across = rows + raster * (columns - rows)  # clusters along the banded axis
-        along = rows + columns - across
-        entry = index // (rows * columns)
-        rest = index - entry * rows * columns
-        band = rest // (group * along)
-        rest -= band * group * along
-        width = cutlass.min(group, across - band * group)
-        j = rest // width
-        i = band * group + rest - j * width
-        return entry, i + raster * (j - i), j + raster * (i - j)
+        columns = cute.ceil_div(n, self.tiles.bn * self.tiles.cluster_n)
+        rows = m
+        if cutlass.const_expr(self.tiles.grouped):
+            rows = added[entry]
+            there = cute.ceil_div(rows, self.tiles.bm * self.tiles.cluster_m) * columns
+            while index >= before + there:
+                before += there
+                first += rows
+                entry += 1
+                rows = added[entry]
+                there = cute.ceil_div(rows, self.tiles.bm * self.tiles.cluster_m) * columns
+        else:
+            there = cute.ceil_div(rows, self.tiles.bm * self.tiles.cluster_m) * columns
+            entry = index // there
+            before = entry * there
+        return entry, before, first, rows
+
+    def place(self, index, m, n, raster, group):
+        """Coordinates, in clusters, of a cluster's tile by its number within its product."""
+        rows = cute.ceil_div(m, self.tiles.bm * self.tiles.cluster_m)
+        columns = cute.ceil_div(n, self.tiles.bn * self.tiles.cluster_n)
+        return place(index, rows, columns, raster, group, cutlass.min)
 
     @cute.jit
     def load(
         self, load_a: cute.CopyAtom, ma: cute.Tensor, sa: cute.Tensor, load_b: cute.CopyAtom, mb: cute.Tensor,
-        sb: cute.Tensor, full: cute.Pointer, empty: cute.Pointer, m: Int32, n: Int32, k: Int32, batch: Int32,
-        raster: Int32, group: Int32,
+        sb: cute.Tensor, full: cute.Pointer, empty: cute.Pointer, added: cute.Tensor, m: Int32, n: Int32, k: Int32,
+        batch: Int32, raster: Int32, group: Int32,
     ):  # fmt: skip
         """One warp: A and B of every tile, slot after slot."""
         t = self.tiles
@@ -231,32 +302,65 @@ class Gemm:
         mask_b = cutlass.Int16(Int32((1 << cm) - 1) << (at_n * cm))
         slot_bytes = (t.bm + t.bn) * t.bk * self.dtype.width // 8
         blocks = cute.ceil_div(k, t.bk)
-        tiles = cute.ceil_div(m, t.bm * cm) * cute.ceil_div(n, t.bn * cn) * batch
+        tiles = self.count(added, m, n, batch)
+        entry, before, first = Int32(0), Int32(0), Int32(0)
         index = cute.arch.block_idx()[0] // (cm * cn)
         step = cute.arch.grid_dim()[0] // (cm * cn)
         slot, phase = Int32(0), Int32(1)
         while index < tiles:
-            entry, i, j = self.place(index, m, n, raster, group)
-            ga = cute.local_tile(ma[None, None, entry], (t.bm, t.bk), (i * cm + at_m, None))
+            entry, before, first, rows = self.advance(added, index, entry, before, first, m, n)
+            i, j = self.place(index - before, rows, n, raster, group)
+            in_a = cute.domain_offset((first, 0), ma[None, None, 0]) if t.grouped else ma[None, None, entry]
+            ga = cute.local_tile(in_a, (t.bm, t.bk), (i * cm + at_m, None))
             gb = cute.local_tile(mb[None, None, entry], (t.bn, t.bk), (j * cn + at_n, None))
             to_a, from_a = cpasync.tma_partition(
-                load_a, at_n, cute.make_layout(cn), cute.group_modes(sa, 0, 2), cute.group_modes(ga, 0, 2)
+                load_a,
+                at_n,
+                cute.make_layout(cn),
+                cute.group_modes(sa, 0, 2),
+                cute.group_modes(ga, 0, 2),
             )
             to_b, from_b = cpasync.tma_partition(
-                load_b, at_m, cute.make_layout(cm), cute.group_modes(sb, 0, 2), cute.group_modes(gb, 0, 2)
+                load_b,
+                at_m,
+                cute.make_layout(cm),
+                cute.group_modes(sb, 0, 2),
+                cute.group_modes(gb, 0, 2),
             )
             for block in cutlass.range(blocks, unroll=1):
                 cute.arch.mbarrier_wait(empty + slot, phase)
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive_and_expect_tx(full + slot, slot_bytes)
                 if cutlass.const_expr(cn > 1):
-                    cute.copy(load_a, from_a[None, block], to_a[None, slot], tma_bar_ptr=full + slot, mcast_mask=mask_a)
+                    cute.copy(
+                        load_a,
+                        from_a[None, block],
+                        to_a[None, slot],
+                        tma_bar_ptr=full + slot,
+                        mcast_mask=mask_a,
+                    )
                 else:
-                    cute.copy(load_a, from_a[None, block], to_a[None, slot], tma_bar_ptr=full + slot)
+                    cute.copy(
+                        load_a,
+                        from_a[None, block],
+                        to_a[None, slot],
+                        tma_bar_ptr=full + slot,
+                    )
                 if cutlass.const_expr(cm > 1):
-                    cute.copy(load_b, from_b[None, block], to_b[None, slot], tma_bar_ptr=full + slot, mcast_mask=mask_b)
+                    cute.copy(
+                        load_b,
+                        from_b[None, block],
+                        to_b[None, slot],
+                        tma_bar_ptr=full + slot,
+                        mcast_mask=mask_b,
+                    )
                 else:
-                    cute.copy(load_b, from_b[None, block], to_b[None, slot], tma_bar_ptr=full + slot)
+                    cute.copy(
+                        load_b,
+                        from_b[None, block],
+                        to_b[None, slot],
+                        tma_bar_ptr=full + slot,
+                    )
                 slot += 1
                 if slot == t.stages:
                     slot = Int32(0)
@@ -266,8 +370,8 @@ class Gemm:
     @cute.jit
     def multiply(
         self, sa: cute.Tensor, sb: cute.Tensor, sd: cute.Tensor, full: cute.Pointer, empty: cute.Pointer,
-        store: cute.CopyAtom, md: cute.Tensor, added: cute.Tensor, mma: cute.TiledMma, panel_mma: cute.TiledMma,
-        m: Int32, n: Int32, k: Int32, batch: Int32, raster: Int32, group: Int32,
+        store: cute.CopyAtom, md: cute.Tensor, plain: cute.Tensor, added: cute.Tensor, mma: cute.TiledMma,
+        panel_mma: cute.TiledMma, m: Int32, n: Int32, k: Int32, batch: Int32, raster: Int32, group: Int32,
     ):  # fmt: skip
         """A consumer warpgroup: its rows of every tile, or with ping-pong every second tile."""
         t = self.tiles
@@ -302,7 +406,8 @@ class Gemm:
         narrow = cute.make_rmem_tensor_like(panel, self.out)
 
         blocks = cute.ceil_div(k, t.bk)
-        tiles = cute.ceil_div(m, t.bm * cm) * cute.ceil_div(n, t.bn * cn) * batch
+        tiles = self.count(added, m, n, batch)
+        entry, before, first = Int32(0), Int32(0), Int32(0)
         index = cute.arch.block_idx()[0] // (cm * cn)
         step = cute.arch.grid_dim()[0] // (cm * cn)
         done = Int32(0)
@@ -312,7 +417,8 @@ class Gemm:
             if who == 0:  # the first has the first turn
                 cute.arch.barrier_arrive(barrier_id=_TURN, number_of_threads=2 * WARPGROUP)
         while index < tiles:
-            entry, i, j = self.place(index, m, n, raster, group)
+            entry, before, first, rows = self.advance(added, index, entry, before, first, m, n)
+            i, j = self.place(index - before, rows, n, raster, group)
             slot, phase = done % t.stages, done // t.stages % 2
             if cutlass.const_expr(t.ping_pong):
                 cute.arch.barrier(barrier_id=_TURN + who, number_of_threads=2 * WARPGROUP)
@@ -332,7 +438,7 @@ class Gemm:
                         slot = Int32(0)
                         phase ^= 1
             else:
-                before = slot
+                last = slot
                 cute.arch.mbarrier_wait(full + slot, phase)
                 self.block(atom, acc[0], fa, fb[0], slot, True)
                 slot += 1
@@ -344,8 +450,8 @@ class Gemm:
                     self.block(atom, acc[0], fa, fb[0], slot, False)
                     warpgroup.wait_group(1)
                     if tells:
-                        self.tell(empty + before, lane)
-                    before = slot
+                        self.tell(empty + last, lane)
+                    last = slot
                     slot += 1
                     if slot == t.stages:
                         slot = Int32(0)
@@ -354,37 +460,77 @@ class Gemm:
                     cute.arch.barrier_arrive(barrier_id=_TURN + 1 - who, number_of_threads=2 * WARPGROUP)
                 warpgroup.wait_group(0)
                 if tells:
-                    self.tell(empty + before, lane)
+                    self.tell(empty + last, lane)
             done += blocks * t.tiles_under_way
 
             # Epilogue: panels of 64 rows, each through a slot of its own.
-            gd = cute.local_tile(md[None, None, entry], (ROWS, t.panel), (None, None))
+            in_d = cute.domain_offset((first, 0), md[None, None, 0]) if t.grouped else md[None, None, entry]
+            gd = cute.local_tile(in_d, (ROWS, t.panel), (None, None))
             from_d, to_d = cpasync.tma_partition(
-                store, 0, cute.make_layout(1), cute.group_modes(sd, 0, 2), cute.group_modes(gd, 0, 2)
+                store,
+                0,
+                cute.make_layout(1),
+                cute.group_modes(sd, 0, 2),
+                cute.group_modes(gd, 0, 2),
             )
             tile_row, tile_column = i * cm + at_m, j * cn + at_n
             for s in cutlass.range_constexpr(slabs):
                 slab = tile_row * (t.bm // ROWS) + first_slab + s
                 for p in cutlass.range_constexpr(t.bn // t.panel):
                     number = (s * (t.bn // t.panel) + p) % t.out_stages
-                    place = who * t.out_stages + number
+                    into = who * t.out_stages + number
                     across = tile_column * (t.bn // t.panel) + p
                     row = slab * ROWS + thread // 32 * 16 + thread % 32 // 4
                     column = across * t.panel + thread % 4 * 2
                     sums = acc[p * t.panel // t.instruction_n]
                     self.finish(sums, narrow, s, p, added, entry, row, column, m, n)
-                    if warp_index % 4 == 0:  # the store that read this slot before
-                        cute.arch.cp_async_bulk_wait_group(t.out_stages - 1, read=True)
-                    cute.arch.barrier(barrier_id=_OWN + who, number_of_threads=WARPGROUP)
-                    cute.copy(copy, mine.retile(narrow), mine.partition_D(sd[None, None, place]))
-                    cute.arch.fence_proxy("async.shared", space="cta")
-                    cute.arch.barrier(barrier_id=_OWN + who, number_of_threads=WARPGROUP)
-                    if warp_index % 4 == 0:
-                        cute.copy(store, from_d[None, place], to_d[None, slab, across])
-                        cute.arch.cp_async_bulk_commit_group()
+                    whole = not t.grouped or slab * ROWS + ROWS <= rows
+                    if whole:
+                        if warp_index % 4 == 0:  # the store that read this slot before
+                            cute.arch.cp_async_bulk_wait_group(t.out_stages - 1, read=True)
+                        cute.arch.barrier(barrier_id=_OWN + who, number_of_threads=WARPGROUP)
+                        cute.copy(
+                            copy,
+                            mine.retile(narrow),
+                            mine.partition_D(sd[None, None, into]),
+                        )
+                        cute.arch.fence_proxy("async.shared", space="cta")
+                        cute.arch.barrier(barrier_id=_OWN + who, number_of_threads=WARPGROUP)
+                        if warp_index % 4 == 0:
+                            cute.copy(store, from_d[None, into], to_d[None, slab, across])
+                            cute.arch.cp_async_bulk_commit_group()
+                    elif slab * ROWS < rows:  # the next rows are another group's
+                        self.scatter(
+                            narrow,
+                            plain,
+                            first,
+                            row,
+                            across * t.panel + thread % 4 * 2,
+                            rows,
+                            n,
+                        )
             index += step * t.tiles_under_way
         if warp_index % 4 == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def scatter(
+        self,
+        narrow: cute.Tensor,
+        plain: cute.Tensor,
+        first: Int32,
+        row: Int32,
+        column: Int32,
+        rows: Int32,
+        n: Int32,
+    ):
+        """A panel of D from registers, up to a group's last row."""
+        flat = cute.make_tensor(narrow.iterator, cute.make_layout(self.tiles.panel // 2))
+        for h in cutlass.range_constexpr(2):
+            for c in cutlass.range_constexpr(self.tiles.panel // 4):
+                e = c // 2 * 8 + c % 2
+                if row + 8 * h < rows and column + e < n:
+                    plain[first + row + 8 * h, column + e, 0] = flat[c // 2 * 4 + 2 * h + c % 2]
 
     def store_op(self):
         """How registers go to shared memory: by stmatrix where elements have 16 bits."""

@@ -52,27 +52,45 @@ class GemmProgram(Program):
         describe: read the machine code, which takes the disassembler a second: not for a candidate of many.
     """
 
-    def __init__(self, case: Gemm, choice: Choice, library: Path, origin: str, *, describe: bool = True) -> None:
+    def __init__(
+        self,
+        case: Gemm,
+        choice: Choice,
+        library: Path,
+        origin: str,
+        *,
+        describe: bool = True,
+    ) -> None:
         super().__init__()
         self._case, self._choice = case, choice
         torch.cuda.init()
         self._host = _opened(library)
         self._multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
         built = tiles(case, choice)
-        self.config: dict[str, Any] = {"choice": choice.config(), "origin": origin, "tiles": asdict(built)}
+        self.config: dict[str, Any] = {
+            "choice": choice.config(),
+            "origin": origin,
+            "tiles": asdict(built),
+        }
         if describe:
             facts = json.loads(library.with_suffix(".json").read_text())
             cubin = library.with_suffix(".cubin").read_bytes()
             code = machine_code.inspect(cubin, dynamic_shared_bytes=built.shared_bytes)
             self.artefacts |= code.artefacts("gemm")
             self.config["code"] = code.facts | {"ptx": facts["ptx"]}
-            self.config["compiled"] = {"seconds": facts["compile_s"], **facts["versions"]}
+            self.config["compiled"] = {
+                "seconds": facts["compile_s"],
+                **facts["versions"],
+            }
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """Copies on the device, a new output, and a call over them."""
         tensors = {name: torch_arrays.to_torch(array).cuda() for name, array in inputs.items()}
         spec = self._case.output_specs()["C"]
-        return self._bound(tensors, torch.empty(spec.shape, dtype=torch_arrays.torch_dtype(spec.dtype), device="cuda"))
+        return self._bound(
+            tensors,
+            torch.empty(spec.shape, dtype=torch_arrays.torch_dtype(spec.dtype), device="cuda"),
+        )
 
     def over(self, loaded: _Loaded) -> _Loaded:
         """The inputs and output that another program of the case has loaded, under this one's launch."""
@@ -81,13 +99,28 @@ class GemmProgram(Program):
     def _bound(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> _Loaded:
         case, choice = self._case, self._choice
         a, b = ("B", "A") if choice.swapped else ("A", "B")
-        addend = tensors.get("bias", tensors.get("residual", output))
+        added = next(
+            (tensors[name] for name in ("bias", "residual", "group_sizes") if name in tensors),
+            output,
+        )
         m, n = sizes(case, choice)
+        entries = len(case.groups) if case.groups else case.batch
         # The raster's axis is that of C; the kernel's axes are exchanged where C is computed transposed.
         raster = int((choice.raster == "n") != choice.swapped)
-        numbers = (m, n, case.k, case.batch, raster, choice.group, clusters(case, choice, self._multiprocessors))
-        pointers = (tensors[a], tensors[b], addend, output)
-        arguments = [*(ctypes.c_void_p(x.data_ptr()) for x in pointers), *map(ctypes.c_int32, numbers)]
+        numbers = (
+            m,
+            n,
+            case.k,
+            entries,
+            raster,
+            choice.group,
+            clusters(case, choice, self._multiprocessors),
+        )
+        pointers = (tensors[a], tensors[b], added, output)
+        arguments = [
+            *(ctypes.c_void_p(x.data_ptr()) for x in pointers),
+            *map(ctypes.c_int32, numbers),
+        ]
         call = self._host.bind(arguments, torch.cuda.current_stream().cuda_stream)
         return _Loaded(tensors, output, call)
 

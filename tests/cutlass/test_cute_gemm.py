@@ -1,0 +1,176 @@
+"""Which GEMMs the CuTe kernel takes, how it cuts them, the order of tiles, and what it compiles to."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.engine import cases as case_files
+from impls import registry
+from impls.contract import Device, Unsupported
+from impls.cutlass import cute_gemm
+from impls.cutlass.cute_gemm import Choice, Cute, CuteNoCluster
+from impls.cutlass.cute_gemm_tiles import SHARED_BYTES, place
+from impls.workloads.base import parse_case
+from impls.workloads.gemm import Gemm
+
+HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
+SMS = 132
+FLAGSHIP = [
+    e.case
+    for e in case_files.load("flagship")
+    if isinstance(e.case, Gemm) and e.case.dtype in ("bf16", "f16", "f8e4m3")
+]
+
+
+def gemm(spec: str) -> Gemm:
+    case = parse_case(f"gemm:{spec}")
+    assert isinstance(case, Gemm)
+    return case
+
+
+@pytest.mark.parametrize(
+    "spec, word",
+    [
+        ("64x64x64:f32", "f16, bf16 and f8e4m3"),
+        ("64x64x64:i8:nt", "f16, bf16 and f8e4m3"),
+        ("64x64x64:f16:acc=f16", "f32"),
+        ("64x64x64:f8e4m3", "nt"),
+        ("64x64x60:bf16", "16 bytes"),
+        ("65536x65536x64:bf16", "32 bits"),
+    ],
+)
+def test_a_refusal_says_why(spec: str, word: str) -> None:
+    why = registry.refusal(Cute(), gemm(spec), HOPPER)
+    assert why is not None
+    assert word in why
+
+
+def test_another_device_is_refused() -> None:
+    case = gemm("64x64x64:bf16")
+    assert registry.refusal(registry.find("cutlass.cute", "gemm"), case, HOPPER) is None
+    for arch in ("sm_80", "sm_100"):
+        assert registry.refusal(Cute(), case, replace(HOPPER, arch=arch)) is not None
+
+
+@pytest.mark.parametrize("case", FLAGSHIP, ids=lambda case: case.id)
+def test_every_candidate_of_a_flagship_case_fits_a_multiprocessor(case: Gemm) -> None:
+    assert Cute().refuses(case, HOPPER) is None
+    candidates = cute_gemm.space(case)
+    assert len(candidates) == len(set(candidates)) > 0
+    for choice in [*candidates, cute_gemm.rule(case)]:
+        tiles = cute_gemm.tiles(case, choice)
+        assert tiles.shared_bytes <= SHARED_BYTES
+        assert tiles.stages >= 3
+        # 65,536 registers, of which a warpgroup that multiplies gets 240 per thread at most.
+        assert tiles.accumulators <= 192
+        # A warpgroup's wgmma has 64 rows; cooperating warpgroups share a tile evenly.
+        assert tiles.slabs * 64 * (1 if tiles.ping_pong else tiles.consumers) == tiles.bm
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([0, 1]), st.integers(1, 20))
+def test_every_tile_is_taken_up_once(rows: int, columns: int, raster: int, group: int) -> None:
+    order = [place(i, rows, columns, raster, group, min) for i in range(rows * columns)]
+    assert sorted(order) == [(i, j) for i in range(rows) for j in range(columns)]
+
+
+def test_tiles_taken_up_together_share_rows_and_columns() -> None:
+    # 66 clusters of a 32 x 32 grid, in bands of 8: 8 rows and 9 columns, in place of 3 rows and 32 columns.
+    together = [place(i, 32, 32, 0, 8, min) for i in range(66)]
+    assert len({i for i, _ in together}) == 8
+    assert len({j for _, j in together}) == 9
+    transposed = [place(i, 32, 32, 1, 8, min) for i in range(66)]
+    assert transposed == [(j, i) for i, j in together]
+
+
+def test_clusters_are_as_many_as_the_device_holds_or_there_are_tiles_for() -> None:
+    choice = Choice(128, 256, cluster_m=2)
+    assert cute_gemm.clusters(gemm("8192x8192x64:bf16"), choice, SMS) == 66
+    assert cute_gemm.clusters(gemm("256x512x64:bf16"), choice, SMS) == 2
+    assert cute_gemm.clusters(gemm("b3x256x512x64:bf16"), choice, SMS) == 6
+    # Each group begins with a tile of its own; an empty one has none.
+    assert cute_gemm.clusters(gemm("g1+0+257x256x64:bf16"), choice, SMS) == 3
+
+
+def test_few_rows_are_computed_as_columns() -> None:
+    for rows, width in ((1, 16), (16, 16), (17, 32), (64, 64)):
+        case = gemm(f"{rows}x8192x8192:bf16:nt")
+        choice = cute_gemm.rule(case)
+        assert choice.swapped
+        assert choice.bn == width
+        assert cute_gemm.sizes(case, choice) == (8192, rows)
+        tiles = cute_gemm.tiles(case, choice)
+        assert (tiles.a_major, tiles.b_major, tiles.d_major) == ("k", "k", "m")
+
+
+def test_a_variant_without_clusters_keeps_tiles_and_the_width_of_bands() -> None:
+    choice = Choice(128, 256, cluster_m=2, raster="m", group=4)
+    assert CuteNoCluster().variant(choice) == Choice(128, 256, raster="m", group=8)
+
+
+def test_without_library_and_compiler_it_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("cutlass") is not None:
+        pytest.skip("the CuTe DSL is installed here: the library would be compiled")
+    monkeypatch.setenv("RIDGEMARK_CACHE", str(tmp_path))
+    with pytest.raises(Unsupported, match=r"nvidia-cutlass-dsl .* is not installed"):
+        cute_gemm.library(gemm("256x256x256:bf16"), Choice(128, 256))
+
+
+# --- compiled, without a GPU ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ptx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """PTX of what is compiled for a case and a choice."""
+    pytest.importorskip("cutlass.cute", reason="nvidia-cutlass-dsl is not installed here")
+    monkeypatch.setenv("RIDGEMARK_CACHE", str(tmp_path))
+
+    def compiled(case: Gemm, choice: Choice) -> str:
+        import cuda.bindings.driver as cuda
+        from cutlass import cute
+
+        from impls.cutlass.kernels.cute_gemm import Gemm as Kernel
+
+        monkeypatch.chdir(tmp_path)
+        kernel = Kernel(cute_gemm.tiles(case, choice))
+        options = "--gpu-arch sm_90a --keep-ptx"
+        return str(cute.compile(kernel, *kernel.examples(), cuda.CUstream(0), options=options).artifacts.PTX)
+
+    return compiled
+
+
+def test_a_clustered_kernel_multicasts_and_one_without_does_not(ptx) -> None:
+    case = gemm("4096x4096x4096:bf16:nt")
+    text = ptx(case, Choice(128, 256, cluster_m=2))
+    assert "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16" in text
+    assert "cp.async.bulk.tensor.3d.shared::cluster.global" in text and ".multicast::cluster" in text
+    assert "cp.async.bulk.tensor.3d.global.shared::cta" in text
+    assert "setmaxnreg.dec" in text and "setmaxnreg.inc" in text
+    alone = ptx(case, Choice(128, 256))
+    assert ".multicast::cluster" not in alone
+
+
+def test_promotion_sums_128_products_on_their_own(ptx) -> None:
+    choice = Choice(128, 256, cluster_m=2)
+    fast = ptx(gemm("4096x4096x4096:f8e4m3:nt:acc=fast"), choice)
+    promoted = ptx(gemm("4096x4096x4096:f8e4m3:nt"), choice)
+    assert "m64n256k32.f32.e4m3.e4m3" in fast
+    assert "m64n128k32.f32.e4m3.e4m3" in promoted
+    # One addition per sum of a thread: 64 x 256 over 128 threads.
+    assert (fast.count("add.f32"), promoted.count("add.f32")) == (0, 128)
+
+
+def test_a_library_is_compiled_once_and_named_for_its_content(ptx) -> None:
+    case, choice = gemm("4096x4096x4096:bf16:nt"), Choice(64, 64, consumers=1)
+    first = cute_gemm.library(case, choice)
+    made = first.stat().st_mtime_ns
+    assert first.with_suffix(".cubin").is_file()
+    # Another size, the same code; the order of tiles is an argument.
+    assert cute_gemm.library(gemm("512x512x512:bf16:nt"), replace(choice, group=2)) == first
+    assert first.stat().st_mtime_ns == made
+    assert cute_gemm.library(case, replace(choice, bn=128)) != first
