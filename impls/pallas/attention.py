@@ -81,7 +81,7 @@ class MosaicGpu(Implementation):
             else:
                 function = mosaic_attention.function(case, choice, interpret)
             return Compiled(case, device, function, {})
-        forward, source = tiling.attention(replace(case, direction="fwd"), device.name)
+        forward, source = tiling.attention(replace(case, direction="fwd"), device.name, residuals=True)
         config = {"forward": tiling.record(forward, source)}
         attend = mosaic_attention.function(case, forward, interpret, residuals=True)
         differentiate = mosaic_backward.function(case, choice, interpret)

@@ -32,6 +32,7 @@ MOSAIC = (
     "attention:b1h4kv2s300d64:bf16:window=40",
     "attention:b64h64kv8q1k8192d128:bf16",
     "attention:b2h14kv2q1k257d256:f16:window=100",
+    "attention:b2h16s8192d128:bf16:bwd",
     "attention:b2h16s8192d128:bf16:causal:bwd",
     "attention:b1h7kv1s61d64:f16:bwd",
 )

@@ -34,7 +34,7 @@ def function(case: Attention, tiling: TritonAttentionTiling, interpret: bool) ->
     storage = dtype(case.dtype).storage
     tiles = pl.cdiv(case.sq, t.rows)
 
-    def kernel(q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any) -> None:
+    def pallas_attention(q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any) -> None:
         at, head, batch = (pl.program_id(axis) for axis in range(3))
         first = (tiles - 1 - at if causal else at) * t.rows
         query, column = first + jnp.arange(t.rows), jnp.arange(width)
@@ -85,11 +85,10 @@ def function(case: Attention, tiling: TritonAttentionTiling, interpret: bool) ->
         plt.store(o_ref.at[batch, rows, head, columns], (o / sums[:, None]).astype(storage), mask=in_q)
 
     call = pl.pallas_call(
-        kernel,
+        pallas_attention,
         grid=(tiles, case.hq, case.batch),
         out_shape=jax.ShapeDtypeStruct((case.batch, case.sq, case.hq, case.d), storage),
         compiler_params=plt.CompilerParams(num_warps=t.warps, num_stages=t.stages),
         interpret=interpret,
-        name="pallas_attention",
     )
     return lambda Q, K, V: call(Q, K, V)

@@ -27,7 +27,7 @@ def function(case: Gemm, tiling: TritonGemmTiling, interpret: bool) -> Callable[
     names = ["A", "B", *(x for x in ("bias", "residual") if x in case.input_specs())]
     sums = jnp.int32 if case.dtype == "i8" else jnp.float32
 
-    def kernel(*refs: Any) -> None:
+    def pallas_gemm(*refs: Any) -> None:
         given, c_ref = dict(zip(names, refs, strict=False)), refs[-1]
         batch = (pl.program_id(1),) if case.batch != 1 else ()
         # Programs in groups of some rows of tiles, which share columns of B in L2.
@@ -61,11 +61,10 @@ def function(case: Gemm, tiling: TritonGemmTiling, interpret: bool) -> Callable[
 
     spec = case.output_specs()["C"]
     call = pl.pallas_call(
-        kernel,
+        pallas_gemm,
         grid=(tiles_m * tiles_n, *((case.batch,) if case.batch != 1 else ())),
         out_shape=jax.ShapeDtypeStruct(spec.shape, dtype(spec.dtype).storage),
         compiler_params=plt.CompilerParams(num_warps=t.warps, num_stages=t.stages),
         interpret=interpret,
-        name="pallas_gemm",
     )
     return lambda **inputs: call(*(inputs[name] for name in names))
