@@ -99,6 +99,7 @@ class Operations:
         self._pinned: list[tuple[ModuleType, np.ndarray]] = []
         self._named: dict[str, Callable[..., dict[str, Any]]] = {
             "prepare": self.prepare,
+            "attach": self.attach,
             "load": self.load,
             "refill": self.refill,
             "block": self.block,
@@ -146,6 +147,12 @@ class Operations:
         gpu = None if target.kind == "cpu" else importlib.import_module(GPU)
         self._programs[program] = _Built(built, timing, gpu, Residency() if gpu is None else gpu.Residency())
         return {"prepare_s": seconds, "config": built.config, "flags": built.flags, "artefacts": built.artefacts}
+
+    def attach(self, program: str, arrays: Sequence[buffers.Descriptor]) -> dict[str, Any]:
+        """Map shared arrays before they are needed: every worker can at the same time, a second for some GiB."""
+        built = self._get(program)
+        self._views({str(number): descriptor for number, descriptor in enumerate(arrays)}, built.gpu)
+        return {}
 
     def load(self, program: str, set: int, inputs: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
         """Give inputs to the program: on a CPU copies of its own, on a GPU the shared buffers to copy to the device."""

@@ -573,9 +573,6 @@ def environment(root: Path, device: Device, threads: int, extra: Mapping[str, st
     environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     if device.kind == "cpu":
         environ["CUDA_VISIBLE_DEVICES"] = ""  # a library that sees a GPU may prefer it
-    if device.kind == "cuda":
-        # Libraries take outputs back into fresh memory, whose pages cost ten times the transfer; large ones, a third.
-        environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     path = [str(root), *_extra_paths(), extra.get("PYTHONPATH", "")]
     return {
         **environ,

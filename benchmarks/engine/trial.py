@@ -6,6 +6,7 @@ worker is talked to (pool) or what is right (judge).
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import defaultdict
@@ -36,7 +37,7 @@ from impls.workloads.base import Case
 # An implementation that skips one call in n is caught for certain where n is not above this.
 STREAK = 16
 # Memory for outputs that wait to be judged; on a GPU that of the host, where one waits for each judge.
-KEPT_BYTES, GPU_KEPT_BYTES = 256 * 2**20, 512 * 2**20
+KEPT_BYTES, GPU_KEPT_BYTES = 256 * 2**20, 1024 * 2**20
 # Time that the streak of checked calls may take, new contents and verdicts included.
 STREAK_SECONDS = 2.0
 
@@ -49,8 +50,9 @@ TELEMETRY = (
 )
 # A block is taken again where heat or hardware slowed it down, so many times at the most.
 RETAKES = 2
-# Sustained: rounds, each of some two seconds per implementation; an interval takes three.
-SUSTAINED_ROUNDS = 3
+# Sustained: rounds, each of a second per implementation; an interval takes three. Only of those that take no longer
+# than this many times the fastest: power changes an order by a fifth at the most.
+SUSTAINED_ROUNDS, SUSTAINED_WITHIN = 3, 1.5
 # A call whose span is longer than its device's activity by this share waits for the host, or for itself.
 HOST_BOUND = 0.1
 # A first call after new contents that takes this many times the others, in most blocks, may be the only real one.
@@ -204,17 +206,16 @@ class Trial:
         Ctrl-C ends the trial early: ``interrupted`` is then set, and the entries that have rounds keep them with
         ``complete`` false.
         """
-        asked = self.asked
         groups = memory.groups(
             [(e, memory.footprint(e.implementation, self.case)) for e in self.entries if e not in self.always],
             [(e, memory.footprint(e.implementation, self.case)) for e in self.always],
             int(memory.USABLE * self.device.memory_bytes) - memory.shared(self.case, VARIANTS, self.device),
         )
         try:
-            asked = asked or self.reference.ask(self.case, self.seed, self.arena)
+            self.asked = self.asked or self.reference.ask(self.case, self.seed, self.arena)
             for group in groups:
                 self._prepare(group)
-                self._ready(asked)
+                self._ready(self.asked)
                 self._check_all(group)
                 if self.measure:
                     self._measure(group)
@@ -237,7 +238,7 @@ class Trial:
             self._release(self.entries)
             if self.verdicts is not None:
                 self.verdicts.close()
-            taken = [d for variant in (asked.descriptors if asked else []) for d in variant.values()]
+            taken = [d for variant in (self.asked.descriptors if self.asked else []) for d in variant.values()]
             for descriptor in [*taken, *(d for _, d in self._returned.values())]:
                 self.arena.free(descriptor)
         ended = [e for e in self.entries if not e.alive]
@@ -303,6 +304,9 @@ class Trial:
             if self.artefacts is not None and answer["artefacts"]:
                 entry.config |= {"artefacts": artefacts.save(self.artefacts, answer["artefacts"])}
             entry.flags += [f for f in answer["flags"] if f not in entry.flags]
+            if self.device.kind == "cuda" and self.asked is not None:
+                arrays = [d for variant in self.asked.descriptors for d in variant.values()]
+                worker.call("attach", self.deadlines.request_s, program=entry.program, arrays=arrays)
 
         if entry.alive:
             self._guard(entry, build)
@@ -489,9 +493,17 @@ class Trial:
         return block if entry.alive else None
 
     def _sustain(self, entries: Sequence[Entry]) -> None:
-        """Back to back, in random order, all but the twin; the outputs of the last call are judged."""
+        """Back to back, in random order, the baseline and what is not far slower than the fastest, without the twin.
+
+        The outputs of the last call are judged.
+        """
         last = memory.INPUT_SETS - 1
         hot = False
+        burst = {
+            e.program: float(np.median([np.median(r["samples_us"]) for r in e.rounds])) for e in entries if e.rounds
+        }
+        near = SUSTAINED_WITHIN * min(burst.values(), default=0.0)
+        taking = [e for e in entries if e.replica == 0 and (e in self.always or burst.get(e.program, math.inf) <= near)]
 
         def take(entry: Entry) -> dict[str, Any]:
             with (
@@ -510,7 +522,7 @@ class Trial:
             return block
 
         for number in range(SUSTAINED_ROUNDS):
-            for order, entry in enumerate(self._shuffled([e for e in entries if e.replica == 0])):
+            for order, entry in enumerate(self._shuffled(taking)):
                 if not entry.alive:
                     continue
                 self.progress.say(f"{self.case.id}: sustaining {entry.implementation.name}")

@@ -20,7 +20,7 @@ from benchmarks.engine.judge import Judge, Verdict
 from impls.workloads.base import TensorSpec
 
 #: Threads that judge: the first look at an implementation's outputs takes seconds, and the next one is at it by then.
-JUDGES = 4
+JUDGES = 6
 
 #: One set of outputs: name -> its array and descriptor.
 Slot = dict[str, tuple[np.ndarray, Descriptor]]

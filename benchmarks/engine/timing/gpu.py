@@ -189,7 +189,8 @@ class Gpu:
         self._flush = checked(driver.cuMemAlloc(FLUSH_BYTES))
         checked(driver.cuMemsetD8(self._flush, 1, FLUSH_BYTES))
         self._sink = checked(driver.cuMemAlloc(16))
-        self._stamps = [checked(driver.cuMemAlloc(16 * self.sms)) for _ in range(2)]
+        stamps = checked(driver.cuMemAlloc(2 * 16 * self.sms))
+        self._stamps = [int(stamps), int(stamps) + 16 * self.sms]
         self._gate_blocks = self.sms * (slots // _GATE_THREADS)
         self._gate_state = checked(driver.cuMemAlloc(16))
         self._gate_door = checked(driver.cuMemHostAlloc(16, driver.CU_MEMHOSTALLOC_DEVICEMAP))
@@ -235,7 +236,9 @@ class Gpu:
 
     def clock_mhz(self) -> float:
         """SM clock between the two stamps, MHz: median over multiprocessors."""
-        before, after = (self._read_stamps(s) for s in self._stamps)
+        host = np.empty((2, self.sms, 2), np.uint64)
+        checked(self._driver.cuMemcpyDtoH(host.ctypes.data, self._stamps[0], host.nbytes))
+        before, after = host.astype(np.int64)
         cycles, ns = (after - before).astype(np.float64).T
         return float(np.median(cycles / ns)) * 1e3
 
@@ -260,11 +263,6 @@ class Gpu:
         """Device memory in use, by all processes."""
         free, total = checked(self._driver.cuMemGetInfo())
         return int(total) - int(free)
-
-    def _read_stamps(self, stamps: Any) -> np.ndarray:
-        host = np.empty((self.sms, 2), np.uint64)
-        checked(self._driver.cuMemcpyDtoH(host.ctypes.data, stamps, host.nbytes))
-        return host.astype(np.int64)
 
     def _launch(self, name: str, grid: int, block: int, *arguments: tuple[Any, int], stream: Any = 0) -> None:
         values = [ctypes.c_uint64(int(value)) for value, _ in arguments]
