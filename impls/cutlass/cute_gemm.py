@@ -35,7 +35,7 @@ class Choice:
     Attributes:
         bm, bn, consumers, ping_pong, cluster_m, cluster_n: as ``GemmTiles``, of the product as it is computed.
         raster: ``m`` where tiles are taken up along M first, else ``n``.
-        group: clusters along that axis before the other one advances.
+        band: clusters along that axis before the other one advances.
         swapped: C is computed transposed, so that N takes the place of M: for less rows than a wgmma has.
     """
 
@@ -46,7 +46,7 @@ class Choice:
     cluster_m: int = 1
     cluster_n: int = 1
     raster: str = "m"
-    group: int = 8
+    band: int = 8
     swapped: bool = False
 
     def config(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def rule(case: Gemm) -> Choice:
     """A choice for what was not tuned."""
     if _skinny(case):
         width = max(16, 1 << (case.m - 1).bit_length())
-        return Choice(ROWS, width, consumers=1, raster="n", group=1, swapped=True)
+        return Choice(ROWS, width, consumers=1, raster="n", band=1, swapped=True)
     if case.m * case.n * case.batch <= 128 * 128 * _H200_MULTIPROCESSORS:
         return Choice(64, 128, ping_pong=True)
     return Choice(128, 256, cluster_m=2)
@@ -215,8 +215,8 @@ class CuteNoCluster(Cute):
 
     def variant(self, choice: Choice) -> Choice:
         """The choice without clusters; its order of tiles is kept."""
-        group = choice.group * (choice.cluster_m if choice.raster == "m" else choice.cluster_n)
-        return replace(choice, cluster_m=1, cluster_n=1, group=group)
+        band = choice.band * (choice.cluster_m if choice.raster == "m" else choice.cluster_n)
+        return replace(choice, cluster_m=1, cluster_n=1, band=band)
 
 
 def library(case: Gemm, choice: Choice) -> Path:
@@ -239,12 +239,12 @@ def space(case: Gemm) -> list[Choice]:
     if _skinny(case):
         width = max(8, 1 << (case.m - 1).bit_length())
         for bm, consumers in ((64, 1), (128, 2)):
-            found.append(Choice(bm, width, consumers, raster="n", group=1, swapped=True))
+            found.append(Choice(bm, width, consumers, raster="n", band=1, swapped=True))
         return found
     cooperative = [(128, 256), (256, 128), (256, 192), (128, 192)]
     pingpong = [(64, 256), (128, 128), (128, 192), (64, 128)]
     shapes = [(tile, False) for tile in cooperative] + [(tile, True) for tile in pingpong]
     for (tile, turns), cluster in itertools.product(shapes, ((1, 1), (2, 1), (1, 2))):
-        for raster, group in itertools.product("mn", (4, 8, 16)):
-            found.append(Choice(*tile, 2, turns, *cluster, raster, group))
+        for raster, band in itertools.product("mn", (4, 8, 16)):
+            found.append(Choice(*tile, 2, turns, *cluster, raster, band))
     return [choice for choice in found if fits(case, choice)]

@@ -99,18 +99,18 @@ class GemmTiles:
         return self.slabs * self.bn // 2 + (self.instruction_n // 2 if self.promoted else 0)
 
 
-def place(index: Any, rows: Any, columns: Any, raster: Any, group: Any, least: Any) -> tuple[Any, Any]:
+def place(index: Any, rows: Any, columns: Any, raster: Any, band: Any, least: Any) -> tuple[Any, Any]:
     """Row and column of the tile that is number ``index`` in the order tiles of ``rows`` by ``columns`` are taken up.
 
-    Bands of ``group`` tiles along one axis (rows, or columns where ``raster`` is 1) are gone over one after the other;
+    Bands of ``band`` tiles along one axis (rows, or columns where ``raster`` is 1) are gone over one after the other;
     in a band, along that axis first. What is taken up at the same time then shares rows and columns, which stay in L2.
     Traced with the DSL's integers and its ``least``, as well as run with Python's.
     """
     across = rows + raster * (columns - rows)  # tiles along the banded axis
     along = rows + columns - across
-    band = index // (group * along)
-    rest = index - band * group * along
-    width = least(group, across - band * group)
+    first = index // (band * along) * band
+    rest = index - first * along
+    width = least(band, across - first)
     j = rest // width
-    i = band * group + rest - j * width
+    i = first + rest - j * width
     return i + raster * (j - i), j + raster * (i - j)

@@ -74,8 +74,8 @@ def test_every_candidate_of_a_flagship_case_fits_a_multiprocessor(case: Gemm) ->
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([0, 1]), st.integers(1, 20))
-def test_every_tile_is_taken_up_once(rows: int, columns: int, raster: int, group: int) -> None:
-    order = [place(i, rows, columns, raster, group, min) for i in range(rows * columns)]
+def test_every_tile_is_taken_up_once(rows: int, columns: int, raster: int, band: int) -> None:
+    order = [place(i, rows, columns, raster, band, min) for i in range(rows * columns)]
     assert sorted(order) == [(i, j) for i in range(rows) for j in range(columns)]
 
 
@@ -109,8 +109,8 @@ def test_few_rows_are_computed_as_columns() -> None:
 
 
 def test_a_variant_without_clusters_keeps_tiles_and_the_width_of_bands() -> None:
-    choice = Choice(128, 256, cluster_m=2, raster="m", group=4)
-    assert CuteNoCluster().variant(choice) == Choice(128, 256, raster="m", group=8)
+    choice = Choice(128, 256, cluster_m=2, raster="m", band=4)
+    assert CuteNoCluster().variant(choice) == Choice(128, 256, raster="m", band=8)
 
 
 def test_without_library_and_compiler_it_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +171,6 @@ def test_a_library_is_compiled_once_and_named_for_its_content(ptx) -> None:
     made = first.stat().st_mtime_ns
     assert first.with_suffix(".cubin").is_file()
     # Another size, the same code; the order of tiles is an argument.
-    assert cute_gemm.library(gemm("512x512x512:bf16:nt"), replace(choice, group=2)) == first
+    assert cute_gemm.library(gemm("512x512x512:bf16:nt"), replace(choice, band=2)) == first
     assert first.stat().st_mtime_ns == made
     assert cute_gemm.library(case, replace(choice, bn=128)) != first

@@ -1,10 +1,10 @@
 """GEMM on Hopper in the CuTe DSL: a warp that loads, one to three warpgroups that multiply, tiles one after the other.
 
-As many clusters as the device holds take up tiles of C in an order that keeps neighbours close (``cute_gemm_tiles.place``). In each CTA
-one warp fills a ring of slots in shared memory by TMA; where CTAs of a cluster read the same part of A or B, each loads
-a share of it and TMA writes that to all of them. Slots are handed over by mbarriers. Consumer warpgroups multiply by
-wgmma either one tile together, each some of its rows (cooperative), or a tile each, in turns, so that one multiplies
-while the other finishes its tile (ping-pong). The epilogue adds bias or residual in registers, passes panels through
+As many clusters as the device holds take up tiles of C, in an order that keeps neighbours close. In each CTA one warp
+fills a ring of slots in shared memory by TMA; where CTAs of a cluster read the same part of A or B, each loads a share
+of it and TMA writes that to all of them. Slots are handed over by mbarriers. Consumer warpgroups multiply by wgmma
+either one tile together, each some of its rows (cooperative), or a tile each, in turns, so that one multiplies while
+the other finishes its tile (ping-pong). The epilogue adds bias or residual in registers, passes panels through
 shared memory and stores them by TMA; neither loads nor the other warpgroup wait for it.
 
 f8 in f32: a slot holds 128 products of each sum, which are summed on their own and then added to the f32 sum
@@ -72,7 +72,7 @@ class Gemm:
         k: Int32,
         batch: Int32,
         raster: Int32,
-        group: Int32,
+        band: Int32,
         clusters: Int32,
         stream: cuda.CUstream,
     ):
@@ -84,7 +84,7 @@ class Gemm:
             addend: bias of n (of m, where D is stored by columns), residual as D, or the groups' rows, in 32 bits; not
                 read without.
             raster: 0 where tiles are taken up along m first, 1 along n.
-            group: clusters along that axis before the other one advances.
+            band: clusters along that axis before the other one advances.
             clusters: of the grid, at most as many as there are tiles for.
         """
         t = self.tiles
@@ -149,7 +149,7 @@ class Gemm:
         )
         store, md = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), md, one_d, (ROWS, t.panel))
         self.kernel(
-            load_a, ma, load_b, mb, store, md, plain, added, m, n, k, batch, raster, group,
+            load_a, ma, load_b, mb, store, md, plain, added, m, n, k, batch, raster, band,
             a_layout, b_layout, d_smem, mma, panel_mma,
         ).launch(
             grid=[clusters * t.cluster_m * t.cluster_n, 1, 1],
@@ -165,7 +165,7 @@ class Gemm:
         load_a: cute.CopyAtom, ma: cute.Tensor,
         load_b: cute.CopyAtom, mb: cute.Tensor,
         store: cute.CopyAtom, md: cute.Tensor, plain: cute.Tensor, added: cute.Tensor,
-        m: Int32, n: Int32, k: Int32, batch: Int32, raster: Int32, group: Int32,
+        m: Int32, n: Int32, k: Int32, batch: Int32, raster: Int32, band: Int32,
         a_layout: cute.ComposedLayout, b_layout: cute.ComposedLayout, d_layout: cute.ComposedLayout,
         mma: cute.TiledMma, panel_mma: cute.TiledMma,
     ):  # fmt: skip
@@ -222,12 +222,12 @@ class Gemm:
                     k,
                     batch,
                     raster,
-                    group,
+                    band,
                 )
         else:
             cute.arch.setmaxregister_increase(_REGISTERS[t.consumers][1])
             self.multiply(
-                sa, sb, sd, full, empty, store, md, plain, added, mma, panel_mma, m, n, k, batch, raster, group
+                sa, sb, sd, full, empty, store, md, plain, added, mma, panel_mma, m, n, k, batch, raster, band
             )  # fmt: skip
         if cutlass.const_expr(ctas > 1):
             # Nobody leaves while others may still write into its shared memory.
@@ -280,17 +280,17 @@ class Gemm:
             before = entry * there
         return entry, before, first, rows
 
-    def place(self, index, m, n, raster, group):
+    def place(self, index, m, n, raster, band):
         """Coordinates, in clusters, of a cluster's tile by its number within its product."""
         rows = cute.ceil_div(m, self.tiles.bm * self.tiles.cluster_m)
         columns = cute.ceil_div(n, self.tiles.bn * self.tiles.cluster_n)
-        return place(index, rows, columns, raster, group, cutlass.min)
+        return place(index, rows, columns, raster, band, cutlass.min)
 
     @cute.jit
     def load(
         self, load_a: cute.CopyAtom, ma: cute.Tensor, sa: cute.Tensor, load_b: cute.CopyAtom, mb: cute.Tensor,
         sb: cute.Tensor, full: cute.Pointer, empty: cute.Pointer, added: cute.Tensor, m: Int32, n: Int32, k: Int32,
-        batch: Int32, raster: Int32, group: Int32,
+        batch: Int32, raster: Int32, band: Int32,
     ):  # fmt: skip
         """One warp: A and B of every tile, slot after slot."""
         t = self.tiles
@@ -309,7 +309,7 @@ class Gemm:
         slot, phase = Int32(0), Int32(1)
         while index < tiles:
             entry, before, first, rows = self.advance(added, index, entry, before, first, m, n)
-            i, j = self.place(index - before, rows, n, raster, group)
+            i, j = self.place(index - before, rows, n, raster, band)
             in_a = cute.domain_offset((first, 0), ma[None, None, 0]) if t.grouped else ma[None, None, entry]
             ga = cute.local_tile(in_a, (t.bm, t.bk), (i * cm + at_m, None))
             gb = cute.local_tile(mb[None, None, entry], (t.bn, t.bk), (j * cn + at_n, None))
@@ -371,7 +371,7 @@ class Gemm:
     def multiply(
         self, sa: cute.Tensor, sb: cute.Tensor, sd: cute.Tensor, full: cute.Pointer, empty: cute.Pointer,
         store: cute.CopyAtom, md: cute.Tensor, plain: cute.Tensor, added: cute.Tensor, mma: cute.TiledMma,
-        panel_mma: cute.TiledMma, m: Int32, n: Int32, k: Int32, batch: Int32, raster: Int32, group: Int32,
+        panel_mma: cute.TiledMma, m: Int32, n: Int32, k: Int32, batch: Int32, raster: Int32, band: Int32,
     ):  # fmt: skip
         """A consumer warpgroup: its rows of every tile, or with ping-pong every second tile."""
         t = self.tiles
@@ -418,7 +418,7 @@ class Gemm:
                 cute.arch.barrier_arrive(barrier_id=_TURN, number_of_threads=2 * WARPGROUP)
         while index < tiles:
             entry, before, first, rows = self.advance(added, index, entry, before, first, m, n)
-            i, j = self.place(index - before, rows, n, raster, group)
+            i, j = self.place(index - before, rows, n, raster, band)
             slot, phase = done % t.stages, done // t.stages % 2
             if cutlass.const_expr(t.ping_pong):
                 cute.arch.barrier(barrier_id=_TURN + who, number_of_threads=2 * WARPGROUP)

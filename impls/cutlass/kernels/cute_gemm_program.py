@@ -113,7 +113,7 @@ class GemmProgram(Program):
             case.k,
             entries,
             raster,
-            choice.group,
+            choice.band,
             clusters(case, choice, self._multiprocessors),
         )
         pointers = (tensors[a], tensors[b], added, output)
