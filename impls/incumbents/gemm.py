@@ -58,14 +58,15 @@ def configurations(case: Gemm) -> list[Configuration]:
 
 
 def choose(case: Gemm, device_name: str) -> tuple[Configuration, str]:
-    """The configuration for a case, and where it comes from: that of the nearest shape tuned on the device, whose tiles
-    see the same problem (width of the dtype, layout, epilogue, batch, groups, rows for less than a tile or not), or
-    QuACK's default.
+    """The configuration for a case, and where it comes from.
+
+    It is that of the nearest shape tuned on the device whose tiles see the same problem (width of the dtype,
+    accumulation, layout, epilogue, batch, groups, rows for less than a tile or not), or QuACK's default.
     """
 
     def kind(one: Gemm) -> tuple[Any, ...]:
         width = dtype(one.dtype).bits
-        return width, one.layout, one.epilogue, one.batch > 1, one.groups is None, one.m <= _FEW
+        return width, one.acc, one.layout, one.epilogue, one.batch > 1, one.groups is None, one.m <= _FEW
 
     def distance(one: Gemm) -> float:
         pairs = ((one.m, case.m), (one.n, case.n), (one.k, case.k), (one.batch, case.batch))
@@ -107,8 +108,10 @@ class Quack(Implementation):
             return f"Its kernels are compiled beforehand, for {recording.ARCH}, not for {device.arch}."
         if case.dtype not in ("f16", "bf16", "f8e4m3"):
             return f"QuACK multiplies f16, bf16 and f8 on Hopper, not {case.dtype}."
-        if case.acc != "f32":
-            return f"QuACK accumulates in f32, not acc={case.acc}."
+        if case.acc == "f16":
+            return "QuACK accumulates in f32, not acc=f16."
+        if case.acc == "fast" and case.epilogue not in ("none", "bias", "residual"):
+            return "QuACK's products with an activation always promote f8's sums."
         if case.dtype == "f8e4m3" and case.layout != "nt":
             return "QuACK multiplies f8 with both operands K-major only: ask for layout nt."
         # TMA: a row's length is a multiple of 16 bytes (CUDA driver API, cuTensorMapEncodeTiled).

@@ -25,7 +25,8 @@ B200 = Device("cuda", "NVIDIA B200", "sm_100", 16, 1 << 37)
     [
         ("64x64x64:f32", "not f32"),
         ("64x64x64:f16:acc=f16", "not acc=f16"),
-        ("64x64x64:f8e4m3:nt:acc=fast", "not acc=fast"),
+        ("64x64x64:f8e4m3:nt:acc=fast", None),
+        ("64x64x64:f8e4m3:nt:acc=fast:bias+gelu", "always promote"),
         ("64x64x64:f8e4m3", "layout nt"),
         # Rows of 65 and of 60 elements are 130 and 120 bytes; C's rows of 12 in f32 are 48.
         ("64x64x65:bf16:nt", "A has 65 of bf16"),

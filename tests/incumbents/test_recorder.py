@@ -83,6 +83,12 @@ def test_what_is_zeroed_for_a_split_k_is_zeroed_again_in_every_call(kernels):
     assert one.scratch_bytes() > 0
 
 
+def test_f8_is_promoted_unless_the_case_says_otherwise(kernels):
+    found = [recorded(kernels, f"gemm:256x256x256:f8e4m3:nt{acc}", gemm.DEFAULT) for acc in ("", ":acc=fast", "")]
+    assert [one.kernels[0]["attributes"]["fp8_slow_accum"] for one in found] == [True, False, True]
+    assert found[0] == found[2]
+
+
 def test_what_a_recording_cannot_hold_is_refused(kernels):
     with pytest.raises(Unrecordable, match="aten::add"), kernels.recording() as call:
         call.named("A", (4, 4), "bf16") + 1

@@ -6,6 +6,9 @@ Owns which of their functions a case is, and with which arguments; what those la
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partialmethod
 from typing import Any
 
 #: Multiprocessors of the device that is compiled for: an H200's. FlashAttention-4 chooses splits by it, QuACK its grid.
@@ -24,6 +27,7 @@ import quack.gemm_interface  # noqa: E402
 import quack.gemm_runtime.host  # noqa: E402
 from flash_attn.cute import interface as flash  # noqa: E402
 from quack.gemm_config import GemmConfig  # noqa: E402
+from quack.gemm_sm90 import GemmSm90  # noqa: E402
 
 from impls.incumbents.kernels.recorder import Call  # noqa: E402
 from impls.workloads.attention import Attention  # noqa: E402
@@ -62,6 +66,26 @@ def attend(case: Attention, call: Call) -> None:
         call.rename(gradient, name)
 
 
+@contextmanager
+def _accumulation(case: Gemm) -> Iterator[None]:
+    """f8 without promotion where the case asks for it: QuACK's kernel has the switch, its functions do not pass it."""
+    if case.acc != "fast":
+        yield
+        return
+    kernel, caches = GemmSm90.__init__, (quack.gemm._compile_gemm.cache, quack.gemm._gemm_plan_cache)
+    kept = [dict(cache) for cache in caches]
+    for cache in caches:
+        cache.clear()  # the switch is not part of their keys
+    GemmSm90.__init__ = partialmethod(kernel, fp8_fast_accum=True)
+    try:
+        yield
+    finally:
+        GemmSm90.__init__ = kernel
+        for cache, contents in zip(caches, kept, strict=True):
+            cache.clear()
+            cache.update(contents)
+
+
 def multiply(case: Gemm, choice: dict[str, Any], call: Call) -> None:
     """C by QuACK."""
     config = GemmConfig(is_dynamic_persistent=False, **choice)
@@ -84,4 +108,5 @@ def multiply(case: Gemm, choice: dict[str, Any], call: Call) -> None:
     if case.groups is not None:
         # First rows of the groups, and the number of rows: QuACK's name for the sizes. Made when inputs are loaded.
         more["cu_seqlens_m"] = call.named("ends", (len(case.groups) + 1,), "i32")
-    quack.gemm_interface.gemm_tuned.fn(a, b, c, config=config, split_k=config.split_k, **more)
+    with _accumulation(case):
+        quack.gemm_interface.gemm_tuned.fn(a, b, c, config=config, split_k=config.split_k, **more)
