@@ -30,7 +30,8 @@ def main() -> int:
                 print(f"{case.id}: {implementation.name}: {why}", flush=True)
             else:
                 taken = True
-                print(f"{case.id}: {implementation.name}: {implementation.library(case)[2]}", flush=True)
+                for built in implementation.libraries(case):
+                    print(f"{case.id}: {implementation.name}: {built.path}", flush=True)
         refused += not taken
     return min(refused, 100)
 

@@ -18,7 +18,7 @@ from impls.workloads.base import Case
 ROWS = 64
 # Columns of a swizzled row of 128 bytes: head sizes are padded to multiples of it, in shared memory alone.
 _PANEL = 64
-_MOST_D = 256
+_MOST_D, _MOST_BACKWARD_D = 256, 128
 # The kernels count elements within a tensor in 32 bits.
 _MOST_ELEMENTS = 2**31
 # Shared memory of a CTA and of a multiprocessor, which keeps 1 KiB of each CTA's for itself (CUDA C++ Programming
@@ -43,9 +43,10 @@ class ForwardTiles:
         consumers: warpgroups that multiply, 64 queries each.
         overlap: a warpgroup's exponentials run beside its own product with V.
         ping_pong: warpgroups start their products in turns.
-        hold: with ``overlap``, a warpgroup waits for its product with V only when all its exponentials are computed.
+        lazy: sums and O are rescaled only when a row's maximum has grown by more than 2^8.
         persistent: as many CTAs as multiprocessors take up tiles one after the other, those with most keys first; the
             next tile's loads run beside this one's end.
+        residuals: the logarithms of the rows' sums are written, too, for a backward pass.
     """
 
     dtype: str
@@ -56,8 +57,9 @@ class ForwardTiles:
     consumers: int
     overlap: bool = True
     ping_pong: bool = True
-    hold: bool = True
+    lazy: bool = False
     persistent: bool = False
+    residuals: bool = False
 
     @property
     def shared_bytes(self) -> int:
@@ -105,16 +107,49 @@ class DecodeTiles:
         return _MULTIPROCESSOR_BYTES // (self.shared_bytes + 1024 + _RESERVED_BYTES)
 
 
+# Keys of a CTA of the backward pass.
+BACKWARD_KEYS = 128
+
+
+@dataclass(frozen=True)
+class BackwardTiles:
+    """What one build of the backward kernels is specialised for.
+
+    Attributes:
+        dtype, mask, head: as ``ForwardTiles``.
+        stages: slots of the rings of Q and of dO, 64 queries each.
+    """
+
+    dtype: str
+    mask: str
+    head: int
+    stages: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """K, V, the rings, and twice the gradients of the scores; barriers, vectors, alignment take less than 4 KiB."""
+        return 2 * (2 * self.head * (BACKWARD_KEYS + self.stages * ROWS) + 2 * BACKWARD_KEYS * ROWS)
+
+
 def decodes(case: Attention) -> bool:
     """Whether the decode kernels take it: one query, whose heads are packed into the rows of a tile."""
-    return case.sq == 1
+    return case.sq == 1 and case.direction == "fwd"
 
 
 def forward_tiles(case: Attention) -> ForwardTiles:
-    """The tiles of a forward pass."""
-    head = -(-case.d // _PANEL) * _PANEL
-    keys, stages, consumers = {64: (128, 2, 3), 128: (128, 2, 2), 192: (112, 2, 2), 256: (80, 2, 2)}[head]
-    return ForwardTiles(case.dtype, case.mask, head, keys, stages, consumers)
+    """The tiles of a forward pass.
+
+    On an H200 in burst, (B, S, H) = (2, 8192, 16): at head size 128 without a mask 176 keys beat 128 by 1 %, and a
+    persistent kernel gained nothing; at 64 and at 256 it gained up to 2 %. Rescaling lazily gained 7 % at 256, where O
+    takes half of the registers, nothing at 128, and cost 4 % at 64.
+    """
+    head = _padded(case)
+    tiles = ForwardTiles(case.dtype, case.mask, head, keys=128, stages=2, consumers=2)
+    if head == 64:
+        return replace(tiles, consumers=3, persistent=True)
+    if head == 128:
+        return replace(tiles, keys=176) if case.mask == "full" else tiles
+    return replace(tiles, keys={192: 112, 256: 80}[head], lazy=True, ping_pong=False)
 
 
 def section(case: Attention) -> int:
@@ -129,11 +164,16 @@ def section(case: Attention) -> int:
 
 def decode_tiles(case: Attention, multiprocessors: int) -> tuple[DecodeTiles, int]:
     """The tiles of a decode step, and shares of the keys of each key head."""
-    head = -(-case.d // _PANEL) * _PANEL
+    head = _padded(case)
     keys, stages = {64: (128, 3), 128: (64, 3), 192: (64, 4), 256: (64, 2)}[head]
     tiles = DecodeTiles(case.dtype, case.mask == "window", head, keys, stages, False)
     shares = split(case, tiles, multiprocessors)
     return replace(tiles, split=shares > 1), shares
+
+
+def backward_tiles(case: Attention) -> BackwardTiles:
+    """The tiles of a backward pass."""
+    return BackwardTiles(case.dtype, case.mask, _padded(case), 2)
 
 
 # Blocks that a share costs beyond its own, for filling and draining its rings, and what the second kernel costs.
@@ -173,6 +213,41 @@ def key_blocks(
     return begin, whole, partial, end
 
 
+def query_blocks(
+    key: Any, keys: int, sq: Any, sk: Any, window: Any, rows: int, mask: str, least: Any, most: Any
+) -> tuple:
+    """Blocks of ``rows`` queries of the keys [key, key + keys): (begin, whole, partial, end).
+
+    Some query of each block of [begin, end) sees a key, of no other, and every query of [whole, partial) sees all keys,
+    but for those beyond the last. ``whole`` and ``partial`` may lie outside. Traced as well as run, as ``key_blocks``.
+    """
+    begin, whole, partial, end = 0, 0, (sq + rows - 1) // rows, (sq + rows - 1) // rows
+    if mask != "full":
+        shift = sk - sq
+        begin = most(key - shift, 0) // rows
+        whole = (most(key + keys - 1 - shift, 0) + rows - 1) // rows
+        if mask == "window":
+            last = least(key + keys, sk) - 1 + window - 1 - shift
+            end = most(least((most(last, -1) + rows) // rows, end), begin)
+            partial = most(key + window - shift, 0) // rows
+    return begin, whole, partial, end
+
+
+@dataclass(frozen=True)
+class Built:
+    """One library that a case needs.
+
+    Attributes:
+        tiles: what it was built for.
+        path: where it lies.
+        shares: of the keys, in a decode step.
+    """
+
+    tiles: ForwardTiles | DecodeTiles | BackwardTiles
+    path: Path
+    shares: int = 1
+
+
 class Cute(Implementation):
     """FlashAttention-3's techniques, and split decoding, in the CuTe DSL."""
 
@@ -182,65 +257,78 @@ class Cute(Implementation):
     summary: ClassVar[str] = "CuTe DSL on Hopper: fused, warp-specialised, TMA and wgmma, ping-pong; decode by shares"
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """Other devices than Hopper, other dtypes than of 16 bits, backward passes, rows that TMA cannot step over."""
+        """Other devices than Hopper, dtypes of other than 16 bits, rows that TMA cannot step over; wide heads."""
         assert isinstance(case, Attention)
         if device.arch != "sm_90":
             return f"The kernel is written for sm_90's wgmma, and this device is {device.arch}."
         if case.dtype not in ("f16", "bf16"):
             return "The kernel multiplies operands of 16 bits."
-        if case.direction != "fwd":
-            return "Only the forward pass is written in the CuTe DSL."
         if case.d > _MOST_D:
             return f"D = {case.d} does not fit the tiles of this kernel: {_MOST_D} does."
+        if case.direction != "fwd" and case.d > _MOST_BACKWARD_D:
+            return f"The backward kernel holds dK and dV in registers: heads of up to {_MOST_BACKWARD_D}."
         if case.d % 8:
             return f"TMA steps over rows by multiples of 16 bytes, which D = {case.d} of {case.dtype} is not."
-        if max(case.batch * case.sq * case.hq, case.batch * case.sk * case.hkv) * case.d >= _MOST_ELEMENTS:
+        if (
+            max(case.batch * (case.sq + ROWS) * case.hq, case.batch * case.sk * case.hkv) * _padded(case)
+            >= _MOST_ELEMENTS
+        ):
             return "The kernel counts the elements of a tensor in 32 bits."
         return None
 
     def workspace_bytes(self, case: Case) -> int:
-        """In a decode step what every share of the keys leaves behind, as on an H200."""
+        """In a decode step what every share of the keys leaves behind, as on an H200; backward residuals and f32 dQ."""
         assert isinstance(case, Attention)
+        if case.direction != "fwd":
+            rows = case.batch * case.hq * -(-case.sq // ROWS) * ROWS
+            o = case.input_specs()["Q"].nbytes if case.direction == "bwd" else 0
+            return o + rows * (2 + _padded(case)) * 4
         if not decodes(case):
             return 0
         _, shares = decode_tiles(case, _H200_MULTIPROCESSORS)
-        return _parts(case, shares) * 4
+        return shares * case.batch * case.hq * (case.d + 2) * 4 if shares > 1 else 0
 
     def traffic_bytes(self, case: Case) -> int:
-        """Compulsory bytes, and these parts written and read."""
-        return case.compulsory_bytes() + 2 * self.workspace_bytes(case)
+        """Compulsory bytes, and these parts written and read.
+
+        Backward, dQ in f32 is set to zero, added to and read; O and dO are read for the sums of their products.
+        """
+        assert isinstance(case, Attention)
+        if case.direction == "fwd":
+            return case.compulsory_bytes() + 2 * self.workspace_bytes(case)
+        rows = case.batch * case.hq * -(-case.sq // ROWS) * ROWS
+        return case.compulsory_bytes() + 2 * case.input_specs()["Q"].nbytes + rows * (3 * _padded(case) + 4) * 4
 
     def prepare(self, case: Case, device: Device) -> Program:
-        """Loads what was compiled beforehand, or compiles it where the DSL is installed."""
+        """Loads what was compiled beforehand, or compiles it where the DSL is installed.
+
+        Raises:
+            Unsupported: it was not, and the DSL is not there.
+        """
         assert isinstance(case, Attention)
         from impls.cutlass.kernels.cute_attention_program import AttentionProgram
 
-        return AttentionProgram(case, *self.library(case))
+        return AttentionProgram(case, *self.libraries(case))
 
-    def library(self, case: Attention) -> tuple[ForwardTiles | DecodeTiles, int, Path]:
-        """The tiles of a case, shares of the keys, and what was compiled for these tiles, or is now.
+    def libraries(self, case: Attention) -> list[Built]:
+        """What was compiled for a case, or is now: the forward kernel, and where the case is backward, that one's.
 
         Shares follow from an H200's multiprocessors: other Hoppers have up to as many.
+
+        Raises:
+            Unsupported: it was not, and the DSL is not there.
         """
         from impls.cutlass.kernels import cute_host
 
         if decodes(case):
             decode, shares = decode_tiles(case, _H200_MULTIPROCESSORS)
-
-            def decode_kernel() -> Any:
-                from impls.cutlass.kernels.cute_decode import Decode
-
-                return Decode(decode)
-
-            return decode, shares, cute_host.found(decode, decode_kernel)
-        forward = self.tiles(case)
-
-        def forward_kernel() -> Any:
-            from impls.cutlass.kernels.cute_attention import Forward
-
-            return Forward(forward)
-
-        return forward, 1, cute_host.found(forward, forward_kernel)
+            return [Built(decode, cute_host.found(decode), shares)]
+        forward = replace(self.tiles(case), residuals=case.direction != "fwd")
+        built = [Built(forward, cute_host.found(forward))]
+        if case.direction != "fwd":
+            backward = backward_tiles(case)
+            built.append(Built(backward, cute_host.found(backward)))
+        return built
 
     def tiles(self, case: Attention) -> ForwardTiles:
         """The tiles of a forward pass."""
@@ -254,17 +342,19 @@ class CuteNoPingPong(Cute):
     summary: ClassVar[str] = "cutlass.cute without turns between its warpgroups: what ping-pong is worth"
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """As cutlass.cute; and one query, for which there is one warpgroup."""
+        """As cutlass.cute; and where that has no turns."""
         assert isinstance(case, Attention)
-        return super().refuses(case, device) or (
-            "Decoding has a single warpgroup: there are no turns to switch off." if decodes(case) else None
-        )
+        if (reason := super().refuses(case, device)) is not None:
+            return reason
+        if decodes(case) or case.direction != "fwd" or not forward_tiles(case).ping_pong:
+            return "cutlass.cute has no turns to switch off in this case."
+        return None
 
     def tiles(self, case: Attention) -> ForwardTiles:
         """Those of cutlass.cute without turns."""
         return replace(forward_tiles(case), ping_pong=False)
 
 
-def _parts(case: Attention, shares: int) -> int:
-    """f32 numbers that the shares of a decode step leave: rows, and of each its maximum and sum."""
-    return shares * case.batch * case.hq * (case.d + 2) if shares > 1 else 0
+def _padded(case: Attention) -> int:
+    """Head size in shared memory."""
+    return -(-case.d // _PANEL) * _PANEL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +18,12 @@ from impls.cutlass.cute_attention import (
     SHARED_BYTES,
     Cute,
     CuteNoPingPong,
+    backward_tiles,
     decode_tiles,
     decodes,
     forward_tiles,
     key_blocks,
+    query_blocks,
     split,
 )
 from impls.workloads.attention import Attention
@@ -45,7 +48,7 @@ def test_both_are_found_by_name() -> None:
     "case_id, word",
     [
         ("attention:b1h2s64d64:f32", "16 bits"),
-        ("attention:b1h2s64d64:bf16:bwd", "forward"),
+        ("attention:b1h2s64d136:bf16:bwd", "registers"),
         ("attention:b1h2s64d264:bf16", "264"),
         ("attention:b1h2s64d60:bf16", "16 bytes"),
         ("attention:b1024h64s512d128:bf16", "32 bits"),
@@ -81,6 +84,10 @@ def test_tiles_fit_shared_memory_and_hold_the_head(d: int) -> None:
     assert decode.head >= d
     assert decode.shared_bytes + 2048 <= SHARED_BYTES
     assert decode.residents >= 1
+    if d <= 128:
+        backward = backward_tiles(attention(f"attention:b1h2s512d{d}:bf16:bwd"))
+        assert backward.head >= d
+        assert backward.shared_bytes + 4096 <= SHARED_BYTES
 
 
 @settings(max_examples=300, deadline=None)
@@ -109,6 +116,35 @@ def test_blocks_of_keys_are_those_that_a_mask_leaves(data: st.DataObject) -> Non
     assert (begin, end) == (some[0], some[-1] + 1)
     for block in range(max(begin, whole), min(partial, end)):
         assert by_block[:, block].all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_blocks_of_queries_are_those_that_see_a_key(data: st.DataObject) -> None:
+    sq, more = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 60))
+    mask = data.draw(st.sampled_from(["full", "causal", "window"]))
+    sk = sq + more
+    if mask == "window" and sk < 2:
+        return
+    window = data.draw(st.integers(1, sk - 1)) if mask == "window" else 0
+    rows, keys = data.draw(st.sampled_from([4, 8, 12])), data.draw(st.sampled_from([8, 16, 24]))
+    first = data.draw(st.integers(0, (sk - 1) // keys)) * keys
+    begin, whole, partial, end = query_blocks(first, keys, sq, sk, window, rows, mask, min, max)
+
+    query = np.arange(-(-sq // rows) * rows)[:, None]
+    key = np.arange(first, min(first + keys, sk))[None, :]
+    seen = np.ones((query.size, key.size), bool)
+    if mask != "full":
+        seen &= key <= query + sk - sq
+    if mask == "window":
+        seen &= key > query + sk - sq - window
+    by_block = seen.reshape(query.size // rows, -1)
+    there = (seen & (query < sq)).reshape(query.size // rows, -1)
+    some = np.flatnonzero(there.any(axis=1))
+    assert all(begin <= block < end for block in some)
+    assert end - begin <= some.size + 1
+    for block in range(max(begin, whole), min(partial, end)):
+        assert by_block[block].all()
 
 
 def test_a_decode_step_is_split_where_heads_do_not_fill_the_device() -> None:
@@ -157,9 +193,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ],
 )
 def test_a_forward_kernel_multiplies_by_wgmma_what_tma_brought(kernels: Any, case_id: str) -> None:
-    import json
-
-    tiles, _, path = Cute().library(attention(case_id))
+    (built,) = Cute().libraries(attention(case_id))
+    tiles, path = built.tiles, built.path
     ptx = json.loads(path.with_suffix(".json").read_text())["ptx"]
     shapes = ptx["shapes"]["wgmma.mma_async"]
     kind = tiles.dtype
@@ -167,13 +202,23 @@ def test_a_forward_kernel_multiplies_by_wgmma_what_tma_brought(kernels: Any, cas
     assert ptx["counts"]["cp.async.bulk.tensor load"] > 0
     assert len(ptx["shapes"]["setmaxnreg"]) == 2
     # The description comes with the library, and the library is found again.
-    assert path == Cute().library(attention(case_id))[2]
+    assert path == Cute().libraries(attention(case_id))[0].path
     assert path.with_suffix(".cubin").read_bytes()[:4] == b"\x7fELF"
 
 
 @pytest.mark.slow
 def test_a_decode_kernel_compiles_with_and_without_shares(kernels: Any) -> None:
     for case_id in ("attention:b64h64kv8q1k8192d128:bf16", "attention:b1h8kv2q1k9000d64:f16:window=4000"):
-        tiles, shares, path = Cute().library(attention(case_id))
-        assert path.is_file()
-        assert tiles.split == (shares > 1)
+        (built,) = Cute().libraries(attention(case_id))
+        assert built.path.is_file()
+        assert built.tiles.split == (built.shares > 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case_id", ["attention:b1h2s512d64:f16:bwd", "attention:b1h2s512d128:bf16:window=70:fwdbwd"])
+def test_a_backward_pass_starts_from_what_a_forward_kernel_leaves(kernels: Any, case_id: str) -> None:
+    forward, backward = Cute().libraries(attention(case_id))
+    assert forward.tiles.residuals
+    ptx = json.loads(backward.path.with_suffix(".json").read_text())["ptx"]
+    kind, head = backward.tiles.dtype, backward.tiles.head
+    assert set(ptx["shapes"]["wgmma.mma_async"]) == {f"m64n{n}k16.f32.{kind}.{kind}" for n in {64, head}}

@@ -49,7 +49,7 @@ class Forward:
 
     def examples(self):
         """Arguments to trace with, but for the stream."""
-        kinds = [self.dtype] * 4 + [Int32]
+        kinds = [self.dtype] * 4 + [Int32, Float32]
         pointers = [cute.runtime.make_ptr(kind, 16, cute.AddressSpace.gmem, assumed_align=16) for kind in kinds]
         return [*pointers, *[Int32(1)] * 9, Float32(1.0)]
 
@@ -61,6 +61,7 @@ class Forward:
         v: cute.Pointer,
         o: cute.Pointer,
         taken: cute.Pointer,
+        lse: cute.Pointer,
         batch: Int32,
         sq: Int32,
         sk: Int32,
@@ -78,6 +79,8 @@ class Forward:
         Args:
             window: keys a query sees at most; not read by other masks.
             section: heads whose tiles are taken up together, those with most keys first.
+            lse: where ``residuals``, the logarithms in base 2 of the rows' sums of exponentials go here, (batch, hq, sq
+                padded to 64).
             taken: where ``persistent``, a counter that is 0, and is 0 again afterwards; else not read.
             programs: where ``persistent``, CTAs, at most as many as tiles; else not read.
             scale: log2(e) / sqrt(d).
@@ -108,12 +111,14 @@ class Forward:
         load_v, mv = cpasync.make_tiled_tma_atom(load, mv, one_v, (t.head, t.keys))
         store_o, mo = cpasync.make_tiled_tma_atom(store, mo, one_q, (ROWS, t.head))
 
+        padded = cute.ceil_div(sq, ROWS) * ROWS
+        mlse = cute.make_tensor(lse, cute.make_layout((sq, hq, batch), stride=(1, padded, padded * hq)))
         row_tiles = cute.ceil_div(sq, self.rows)
         tiles = row_tiles * hq * batch
         if cutlass.const_expr(not t.persistent):
             programs = tiles
         self.kernel(
-            load_q, mq, load_k, mk, load_v, mv, store_o, mo, taken,
+            load_q, mq, load_k, mk, load_v, mv, store_o, mo, taken, mlse,
             sq, sk, hq, hq // hkv, row_tiles, window, section, batch * hq, tiles, programs, scale,
             q_layout, k_layout, v_layout, mma_qk, mma_pv,
         ).launch(
@@ -129,7 +134,7 @@ class Forward:
         load_q: cute.CopyAtom, mq: cute.Tensor,
         load_k: cute.CopyAtom, mk: cute.Tensor,
         load_v: cute.CopyAtom, mv: cute.Tensor,
-        store_o: cute.CopyAtom, mo: cute.Tensor, taken: cute.Pointer,
+        store_o: cute.CopyAtom, mo: cute.Tensor, taken: cute.Pointer, mlse: cute.Tensor,
         sq: Int32, sk: Int32, hq: Int32, group: Int32, row_tiles: Int32,
         window: Int32, section: Int32, heads: Int32, tiles: Int32, programs: Int32, scale: Float32,
         q_layout: cute.ComposedLayout, k_layout: cute.ComposedLayout, v_layout: cute.ComposedLayout,
@@ -197,7 +202,7 @@ class Forward:
         else:
             cute.arch.setmaxregister_increase(_REGISTERS[t.consumers][1])
             self.attend(
-                (sq_, q_full, q_empty), (sk_, k_full, k_empty), (sv_, v_full, v_empty), (store_o, mo, so_),
+                (sq_, q_full, q_empty), (sk_, k_full, k_empty), (sv_, v_full, v_empty), (store_o, mo, so_, mlse),
                 (tile_at, tile_full, tile_empty), mma_qk, mma_pv, z, scale,
             )  # fmt: skip
 
@@ -288,7 +293,7 @@ class Forward:
         sq_, q_full, q_empty = of_q
         sk_, k_full, k_empty = of_k
         sv_, v_full, v_empty = of_v
-        store_o, mo, so_ = of_o
+        store_o, mo, so_, mlse = of_o
         tile_at, tile_full, tile_empty = of_tiles
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -345,7 +350,13 @@ class Forward:
                 _release(v_empty + (done + blocks - 1) % t.stages)
             done += blocks
 
-            row_wise.rescale(o, [cute.arch.rcp_approx(total) for total in row_wise.finish(sums)])
+            totals = row_wise.finish(sums)
+            if cutlass.const_expr(t.residuals):
+                for r in cutlass.range_constexpr(2):
+                    row = at + 8 * r - (z.sk - z.sq)
+                    if column == 0 and row < z.sq:
+                        mlse[row, head, batch] = most[r] * scale + cute.math.log2(totals[r], fastmath=True)
+            row_wise.rescale(o, [cute.arch.rcp_approx(total) for total in totals])
             narrow = cute.make_rmem_tensor_like(o, self.dtype)
             row_wise.narrow(o, narrow)
             # O takes the place of these 64 queries, which nobody reads any more, or has one of its own.
@@ -449,7 +460,16 @@ def _exponentials(c, j, s, first, masked):
     if masked:
         key = (c.end - 1 - j) * c.tiles.keys
         row_wise.hide(s, [i - key for i in c.last], [i - key for i in c.since], c.windowed)
-    return row_wise.softmax(s, c.most, c.sums, c.scale, first, masked)
+    return row_wise.softmax(s, c.most, c.sums, c.scale, first, masked, c.tiles.lazy)
+
+
+def _rescale(c, fades):
+    """O times what ``_exponentials`` returned."""
+    factors, grown = fades
+    if grown is None:
+        row_wise.rescale(c.o, factors)
+    else:
+        row_wise.rescale_where(c.o, grown, *factors)
 
 
 def _start(c):
@@ -475,19 +495,17 @@ def _step(c, j, masked):
         warpgroup.wait_group(1)
         _release(c.k_empty + _slot(c, j)[0])
         fades = _exponentials(c, j, s, False, masked)
-        if c.tiles.hold:
-            row_wise.hold(c.sums)
         warpgroup.wait_group(0)
         _release(c.v_empty + _slot(c, j - 1)[0])
         row_wise.narrow(s, c.p)
-        row_wise.rescale(c.o, fades)
+        _rescale(c, fades)
     else:
         _pass_turn(c)
         warpgroup.wait_group(0)
         _release(c.k_empty + _slot(c, j)[0])
         fades = _exponentials(c, j, s, False, masked)
         row_wise.narrow(s, c.p)
-        row_wise.rescale(c.o, fades)
+        _rescale(c, fades)
         _weigh(c, j)
         warpgroup.wait_group(0)
         _release(c.v_empty + _slot(c, j)[0])

@@ -1,6 +1,6 @@
-"""One case of attention over host functions of the CuTe DSL: tensors, and the call.
+"""One case of attention over host functions of the CuTe DSL: tensors, and the calls.
 
-Owns inputs and outputs on the device, and what the record says of the code. It imports torch.
+Owns inputs, outputs and residuals on the device, and what the record says of the code. It imports torch.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ import ctypes
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import torch
 
 from impls.contract import Program
-from impls.cutlass.cute_attention import DecodeTiles, ForwardTiles, section
+from impls.cutlass.cute_attention import ROWS, Built, DecodeTiles, ForwardTiles, section
 from impls.cutlass.kernels import cute_host
 from impls.support import machine_code, torch_arrays
 from impls.workloads.attention import Attention
@@ -27,65 +26,88 @@ class _Loaded:
     """One input set on the device.
 
     Attributes:
-        call: launches over these tensors, on the stream that was current when they were loaded.
-        scratch: what the shares of a decode step leave behind, or the counter of tiles.
+        inputs, outputs: the case's.
+        residuals: launches that leave what a backward pass starts from.
+        calls: the launches of a call, on the stream that was current when the set was loaded.
+        scratch: tensors beside those.
     """
 
     inputs: dict[str, torch.Tensor]
-    output: torch.Tensor
-    scratch: torch.Tensor
-    call: Callable[[], None]
+    outputs: dict[str, torch.Tensor]
+    residuals: list[Callable[[], None]] = field(default_factory=list)
+    calls: list[Callable[[], None]] = field(default_factory=list)
+    scratch: list[torch.Tensor] = field(default_factory=list)
 
 
 class AttentionProgram(Program):
-    """Attention forward by the given tiles.
+    """Attention by libraries: forward by one, backward by two.
 
     Args:
         case: the case.
-        tiles: what the library was built for.
-        shares: of the keys, in a decode step.
-        library: the library.
+        forward: the forward kernel, or the decode kernels.
+        backward: the backward kernels, where the case is backward.
     """
 
-    def __init__(self, case: Attention, tiles: ForwardTiles | DecodeTiles, shares: int, library: Path) -> None:
+    def __init__(self, case: Attention, forward: Built, backward: Built | None = None) -> None:
         super().__init__()
-        self._case, self._tiles, self._shares = case, tiles, shares
-        self._host = cute_host.Host(library)
-        built = json.loads(library.with_suffix(".json").read_text())
-        code = machine_code.inspect(library.with_suffix(".cubin").read_bytes(), dynamic_shared_bytes=tiles.shared_bytes)
-        self.artefacts |= code.artefacts("attention")
-        self.config = {"tiles": asdict(tiles), "shares": shares, "code": code.facts | {"ptx": built["ptx"]}}
-        self.config |= {"compiled": {"seconds": built["compile_s"], **built["versions"]}}
+        self._case, self._forward = case, forward
+        self._hosts = [cute_host.Host(built.path) for built in (forward, backward) if built is not None]
+        for name, built in (("forward", forward), ("backward", backward)):
+            if built is None:
+                continue
+            made = json.loads(built.path.with_suffix(".json").read_text())
+            image = built.path.with_suffix(".cubin").read_bytes()
+            code = machine_code.inspect(image, dynamic_shared_bytes=built.tiles.shared_bytes)
+            self.artefacts |= code.artefacts(name)
+            facts = {"tiles": asdict(built.tiles), "code": code.facts | {"ptx": made["ptx"]}}
+            facts["compiled"] = {"seconds": made["compile_s"], **made["versions"]}
+            self.config |= facts if case.direction == "fwd" else {name: facts}
+        if isinstance(forward.tiles, DecodeTiles):
+            self.config["shares"] = forward.shares
 
     def load(self, inputs: Mapping[str, np.ndarray]) -> _Loaded:
-        """Copies on the device, a new output, and a call over them."""
-        tensors = {name: torch_arrays.to_torch(array).cuda() for name, array in inputs.items()}
-        output = torch.empty_like(tensors["Q"])
-        rows = self._case.batch * self._case.hq
-        # Without shares there is one word: the persistent kernel's counter of tiles, which has to begin at 0.
-        words = self._shares * rows * (self._case.d + 2) if self._shares > 1 else 1
-        scratch = torch.zeros(words, dtype=torch.float32, device="cuda")
-        arguments = self._arguments(*(tensors[name] for name in "QKV"), output, scratch)
-        call = self._host.bind(arguments, torch.cuda.current_stream().cuda_stream)
-        return _Loaded(tensors, output, scratch, call)
+        """Copies on the device, new outputs, and launches over both; of a backward pass the residuals."""
+        case = self._case
+        loaded = _Loaded(
+            {name: torch_arrays.to_torch(array).cuda() for name, array in inputs.items()},
+            {
+                name: torch.empty(spec.shape, dtype=torch_arrays.torch_dtype(spec.dtype), device="cuda")
+                for name, spec in case.output_specs().items()
+            },
+        )
+        if case.direction == "fwd":
+            loaded.calls.append(self._attend(loaded, loaded.outputs["O"], None))
+            return loaded
+        o = loaded.outputs["O"] if case.direction == "fwdbwd" else torch.empty_like(loaded.inputs["Q"])
+        rows = case.batch * case.hq * -(-case.sq // ROWS) * ROWS
+        # Queries beyond the last have no probabilities; the forward kernel leaves their places alone.
+        lse = torch.full((rows,), math.inf, dtype=torch.float32, device="cuda")
+        forward = self._attend(loaded, o, lse)
+        (loaded.calls if case.direction == "fwdbwd" else loaded.residuals).append(forward)
+        loaded.calls.append(self._differentiate(loaded, o, lse))
+        self._leave(loaded)
+        return loaded
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
-        """In place."""
+        """In place; residuals are made anew."""
         for name, tensor in loaded.inputs.items():
             tensor.copy_(torch_arrays.to_torch(inputs[name]))
+        self._leave(loaded)
         return loaded
 
     def run(self, loaded: _Loaded) -> dict[str, torch.Tensor]:
-        """O."""
-        loaded.call()
-        return {"O": loaded.output}
+        """The outputs."""
+        for call in loaded.calls:
+            call()
+        return loaded.outputs
 
     def poison(self, loaded: _Loaded) -> None:
-        """NaN into the output."""
-        torch_arrays.poison(loaded.output)
+        """NaN into the outputs."""
+        for tensor in loaded.outputs.values():
+            torch_arrays.poison(tensor)
 
     def read_outputs(self, result: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-        """O on the host."""
+        """The outputs on the host."""
         return {name: torch_arrays.to_numpy(tensor) for name, tensor in result.items()}
 
     def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
@@ -100,17 +122,53 @@ class AttentionProgram(Program):
         """Give the memory back to the device: torch would keep it."""
         torch.cuda.empty_cache()
 
-    def _arguments(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, scratch: torch.Tensor
-    ) -> list[cute_host.Argument]:
-        """As the kernels' host functions take them."""
+    def _leave(self, loaded: _Loaded) -> None:
+        for call in loaded.residuals:
+            call()
+
+    def _attend(self, loaded: _Loaded, o: torch.Tensor, lse: torch.Tensor | None) -> Callable[[], None]:
+        """The forward launch, as the kernels' host functions take it."""
+        case, tiles = self._case, self._forward.tiles
+        pointers = [*(loaded.inputs[name] for name in "QKV"), o]
+        sizes: tuple[int, ...]
+        if isinstance(tiles, DecodeTiles):
+            shares = self._forward.shares
+            parts = shares * case.batch * case.hq * (case.d + 2) if shares > 1 else 0
+            pointers.append(torch.empty(parts, dtype=torch.float32, device="cuda"))
+            sizes = (case.batch, case.sk, case.hq, case.hkv, case.d, case.window, shares)
+        else:
+            assert isinstance(tiles, ForwardTiles)
+            # The persistent kernel's counter of tiles begins at 0.
+            counter = torch.zeros(1, dtype=torch.int32, device="cuda")
+            pointers += [counter, counter if lse is None else lse]
+            count = case.batch * case.hq * -(-case.sq // tiles.rows)
+            programs = min(count, torch.cuda.get_device_properties(0).multi_processor_count)
+            sizes = (case.batch, case.sq, case.sk, case.hq, case.hkv, case.d, case.window, section(case), programs)
+        return self._bound(0, loaded, pointers, sizes, [math.log2(math.e) / math.sqrt(case.d)])
+
+    def _differentiate(self, loaded: _Loaded, o: torch.Tensor, lse: torch.Tensor) -> Callable[[], None]:
+        """The backward launches."""
         case = self._case
-        scale = ctypes.c_float(math.log2(math.e) / math.sqrt(case.d))
-        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (q, k, v, o)]
-        if isinstance(self._tiles, DecodeTiles):
-            sizes = (case.batch, case.sk, case.hq, case.hkv, case.d, case.window, self._shares)
-            return [*pointers, ctypes.c_void_p(scratch.data_ptr()), *map(ctypes.c_int32, sizes), scale]
-        tiles = case.batch * case.hq * -(-case.sq // self._tiles.rows)
-        programs = min(tiles, torch.cuda.get_device_properties(0).multi_processor_count)
-        sizes = (case.batch, case.sq, case.sk, case.hq, case.hkv, case.d, case.window, section(case), programs)
-        return [*pointers, ctypes.c_void_p(scratch.data_ptr()), *map(ctypes.c_int32, sizes), scale]
+        head = -(-case.d // 64) * 64
+        delta, sums = torch.empty_like(lse), torch.empty(lse.numel() * head, dtype=torch.float32, device="cuda")
+        gradients = [loaded.outputs[name] for name in ("dQ", "dK", "dV")]
+        pointers = [*(loaded.inputs[n] for n in "QKV"), o, loaded.inputs["dO"], *gradients, lse, delta, sums]
+        sizes = (case.batch, case.sq, case.sk, case.hq, case.hkv, case.d, case.window)
+        scale = 1 / math.sqrt(case.d)
+        return self._bound(1, loaded, pointers, sizes, [scale * math.log2(math.e), scale])
+
+    def _bound(
+        self,
+        host: int,
+        loaded: _Loaded,
+        tensors: list[torch.Tensor],
+        sizes: tuple[int, ...],
+        factors: list[float],
+    ) -> Callable[[], None]:
+        loaded.scratch += tensors
+        arguments = [
+            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
+            *map(ctypes.c_int32, sizes),
+            *map(ctypes.c_float, factors),
+        ]
+        return self._hosts[host].bind(arguments, torch.cuda.current_stream().cuda_stream)

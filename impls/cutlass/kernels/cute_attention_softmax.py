@@ -17,6 +17,8 @@ _HELD = 2
 _SHARING = 4
 # Accumulators of a row's maximum and sum: chains of dependent operations become as much shorter.
 _CHAINS = 4
+# Powers of two that a row's maximum may grow by before it is taken up, where that is put off.
+_LAZY = 8.0
 
 
 def multiply(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, fresh: bool) -> None:
@@ -53,8 +55,10 @@ def hide(s: cute.Tensor, last, since, windowed: bool) -> None:
             rows[r, c] = Float32(cutlass.select_(visible, rows[r, c], Float32(float("-inf"))))
 
 
-def softmax(s: cute.Tensor, most: cute.Tensor, sums: cute.Tensor, scale: Float32, first: bool, careful: bool) -> list:
-    """Scores become probabilities under the rows' new maxima; what earlier sums are to be multiplied by is returned.
+def softmax(
+    s: cute.Tensor, most: cute.Tensor, sums: cute.Tensor, scale: Float32, first: bool, careful: bool, lazy: bool
+):
+    """Scores become probabilities under the rows' maxima; earlier sums are to be multiplied by what is returned.
 
     Args:
         s: scores of a block of keys, times ``scale`` in base 2.
@@ -62,18 +66,27 @@ def softmax(s: cute.Tensor, most: cute.Tensor, sums: cute.Tensor, scale: Float32
         sums: sum over the thread's own columns so far; ``finish`` adds up those of four threads.
         first: there is nothing so far.
         careful: a row may not have seen any key yet.
+        lazy: a warp's maxima stay as they are until one of its rows grows by more than 2^8, so that earlier sums are
+            seldom multiplied (FlashAttention-4's rescaling); f32 sums and f16 probabilities have room for that.
+
+    Returns:
+        A factor for each row, and a condition under which they are not 1; None where that is always to be expected.
     """
     rows = by_rows(s)
     columns = cute.size(rows, mode=[1])
+    grown, peaks = None, []
+    if lazy and not first:
+        peaks = [_peak(rows, r) for r in range(_HELD)]
+        over = [(peaks[r] - most[r]) * scale > Float32(_LAZY) for r in range(_HELD)]
+        grown = cute.arch.vote_any_sync(over[0] | over[1])
     fades = []
     for r in range(_HELD):
-        chains = [rows[r, c] for c in range(_CHAINS)]
-        for c in range(_CHAINS, columns):
-            chains[c % _CHAINS] = cute.arch.fmax(chains[c % _CHAINS], rows[r, c])
-        peak = cute.arch.fmax(cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3]))
-        peak = cute.arch.warp_reduction_max(peak, threads_in_group=_SHARING)
-        if not first:
-            peak = cute.arch.fmax(peak, most[r])
+        if grown is not None:
+            peak = Float32(cutlass.select_(grown, cute.arch.fmax(peaks[r], most[r]), most[r]))
+        else:
+            peak = _peak(rows, r)
+            if not first:
+                peak = cute.arch.fmax(peak, most[r])
         base = peak * scale
         if careful:
             base = Float32(cutlass.select_(peak == -Float32.inf, Float32(0.0), base))
@@ -86,7 +99,16 @@ def softmax(s: cute.Tensor, most: cute.Tensor, sums: cute.Tensor, scale: Float32
         sums[r] = total if first else sums[r] * fade + total
         most[r] = peak
         fades.append(fade)
-    return fades
+    return fades, grown
+
+
+def _peak(rows: cute.Tensor, r: int) -> Float32:
+    """The largest score of a row, for the four threads that share it."""
+    chains = [rows[r, c] for c in range(_CHAINS)]
+    for c in range(_CHAINS, cute.size(rows, mode=[1])):
+        chains[c % _CHAINS] = cute.arch.fmax(chains[c % _CHAINS], rows[r, c])
+    peak = cute.arch.fmax(cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3]))
+    return cute.arch.warp_reduction_max(peak, threads_in_group=_SHARING)
 
 
 def rescale(o: cute.Tensor, factors: list) -> None:
@@ -95,6 +117,13 @@ def rescale(o: cute.Tensor, factors: list) -> None:
     for r in range(_HELD):
         for c in range(cute.size(rows, mode=[1])):
             rows[r, c] = rows[r, c] * factors[r]
+
+
+@cute.jit
+def rescale_where(o: cute.Tensor, grown, upper: Float32, lower: Float32):
+    """Both rows times their factors, where the condition holds."""
+    if grown:
+        rescale(o, [upper, lower])
 
 
 def finish(sums: cute.Tensor) -> list:
@@ -118,15 +147,15 @@ def pack(low: Float32, high: Float32, dtype) -> Int32:
     )
 
 
-def hold(sums: cute.Tensor) -> None:
-    """What the sums depend on is computed before anything that follows.
-
-    ptxas would otherwise sink the exponentials below the next wait for a product. A barrier of a warp with itself,
-    whose mask (all lanes, since sums of probabilities are not negative) hangs on the values.
-    """
-    cute.arch.inline_ptx(
-        "{ .reg .b32 m; mov.b32 m, {$r0}; shr.u32 m, m, 31; sub.u32 m, 0xffffffff, m; bar.warp.sync m; }",
-        read_only_args=[sums[0] + sums[1]],
+def unpack(pair: Int32, dtype) -> tuple:
+    """Two numbers in ``dtype``, f16 or bf16, out of one register, as f32."""
+    halves = ("cvt.f32.f16 {$w0}, a;", "cvt.f32.f16 {$w1}, b;")
+    if dtype is cutlass.BFloat16:
+        halves = ("mov.b32 {$w0}, {zero, a};", "mov.b32 {$w1}, {zero, b};")
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 a, b, zero; mov.b16 zero, 0; mov.b32 {a, b}, {$r0}; " + " ".join(halves) + " }",
+        write_only_types=[Float32, Float32],
+        read_only_args=[pair],
     )
 
 

@@ -280,7 +280,7 @@ def _step(c, j, first, masked):
         key = c.first + j * c.tiles.keys
         row_wise.hide(s, [c.last - key] * 2, [c.since - key] * 2, c.tiles.windowed)
     # A row sees a key in every block.
-    fades = row_wise.softmax(s, c.most, c.sums, c.scale, first, False)
+    fades, _ = row_wise.softmax(s, c.most, c.sums, c.scale, first, False, False)
     row_wise.narrow(s, c.p)
     if not first:
         row_wise.rescale(c.o, fades)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from impls.contract import Unsupported
+from impls.cutlass.cute_attention import BackwardTiles, DecodeTiles, ForwardTiles
 
 # What the kernels are written against; its version is part of a library's name, for generated code changes with it.
 DSL = "nvidia-cutlass-dsl"
@@ -35,6 +36,7 @@ _PREFIX = "ridgemark"
 _SOURCES = (
     "cute_attention.py",
     "kernels/cute_attention.py",
+    "kernels/cute_attention_backward.py",
     "kernels/cute_attention_softmax.py",
     "kernels/cute_decode.py",
 )
@@ -52,16 +54,13 @@ def folder() -> Path:
 def library(tiles: Any) -> Path:
     """The library of these tiles, whether or not it is there; ``.json`` beside it says how it came about."""
     digest = hashlib.sha256(f"{DSL_VERSION} {ARCH} {tiles!r}".encode())
-    for source in getattr(tiles, "sources", _SOURCES):
+    for source in _SOURCES:
         digest.update((Path(__file__).parents[1] / source).read_bytes())
     return folder() / f"{type(tiles).__name__}-{digest.hexdigest()[:16]}.so"
 
 
-def found(tiles: Any, kernel: Callable[[], Any]) -> Path:
+def found(tiles: Any) -> Path:
     """The library of these tiles, built where it is missing and the DSL is installed.
-
-    Args:
-        kernel: makes what ``build`` takes; it may import the DSL.
 
     Raises:
         Unsupported: it is missing, and so is the DSL.
@@ -78,8 +77,20 @@ def found(tiles: Any, kernel: Callable[[], Any]) -> Path:
             f"{path.name} of the CuTe DSL is not in {path.parent}, and {DSL} {DSL_VERSION} that compiles it is not "
             "installed: run python -m impls.cutlass.compile_attention with this case where it is, and copy the folder."
         ) from error
-    build(path, kernel(), repr(tiles))
+    build(path, _kernel(tiles), repr(tiles))
     return path
+
+
+def _kernel(tiles: Any) -> Any:
+    """What ``build`` takes, for these tiles."""
+    from impls.cutlass.kernels import cute_attention, cute_attention_backward, cute_decode
+
+    kernels = {
+        ForwardTiles: cute_attention.Forward,
+        DecodeTiles: cute_decode.Decode,
+        BackwardTiles: cute_attention_backward.Backward,
+    }
+    return kernels[type(tiles)](tiles)
 
 
 def build(path: Path, kernel: Any, description: str) -> None:
