@@ -219,26 +219,27 @@ def space(case: Gemm) -> list[Choice]:
     line = 128 // dtype(case.dtype).bytes
     if case.m <= 64 and case.groups is None:
         columns = 16 if case.m <= 16 else 32 if case.m <= 32 else 64
-        few = [
+        whole = [
             Choice(m, columns, k * line, schedule="pingpong", swapped=True) for m, k in product((64, 128), (1, 2, 4))
         ]
         split = [
             Choice(128, columns, k * line, stream_k=True, swapped=True, splits=splits)
             for k, splits in product((1, 2), (0, 2))
         ]
-        return [*few, *split]
+        return [*whole, *split]
+    # Widths beside the powers of two: the last wave of tiles should leave few multiprocessors idle.
     shapes = (
-        (128, 256, "cooperative"),
-        (256, 128, "cooperative"),
-        (128, 192, "cooperative"),
-        (128, 128, "cooperative"),
-        (128, 128, "pingpong"),
-        (64, 256, "pingpong"),
+        *((128, n, "cooperative", stream_k) for n in (256, 224, 192, 128) for stream_k in (False, True)),
+        (256, 128, "cooperative", False),
+        (128, 192, "pingpong", False),
+        (128, 128, "pingpong", False),
+        (64, 256, "pingpong", False),
     )
-    walks = [("heuristic", 1)] if case.groups else list(product(("m", "n"), (1, 2, 4, 8)))
+    clusters, walks = ((1, 1), (2, 1), (1, 2)), tuple(product(("m", "n"), (1, 2, 4, 8)))
     found = [
-        Choice(m, n, line, *cluster, schedule, swapped=_must_swap(case), raster=raster, swizzle=swizzle)
-        for (m, n, schedule), cluster, (raster, swizzle) in product(shapes, ((1, 1), (2, 1), (1, 2)), walks)
+        Choice(m, n, line, *cluster, schedule, stream_k, _must_swap(case), raster, swizzle)
+        for (m, n, schedule, stream_k), cluster, (raster, swizzle) in product(shapes, clusters, walks)
+        if not (stream_k and case.groups)
     ]
     return [choice for choice in found if fits(case, choice)]
 
