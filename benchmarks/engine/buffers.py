@@ -16,7 +16,8 @@ import mmap
 import os
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ Descriptor = dict[str, Any]
 _LEFT_FREE = 0.1
 # A page, which is also enough alignment for every library to take an array without a copy (XLA asks for 64 bytes).
 _ALIGNMENT = mmap.PAGESIZE
-# What one thread copies at a time where several copy an array.
-_PIECE = 8 * 2**20
+# Threads that copy a GPU's outputs, since one needs six times as long for it as the device; what each takes at a time.
+_COPIERS, _PIECE = 8, 8 * 2**20
 
 
 class NoRoom(Exception):
@@ -181,6 +182,12 @@ def own_copy(array: np.ndarray) -> np.ndarray:
     copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
+
+
+@cache
+def copiers() -> Executor:
+    """Threads of this process that copy large arrays. Not on a CPU, where they would disturb what is measured."""
+    return ThreadPoolExecutor(_COPIERS, "ridgemark-copy")
 
 
 def copy_into(

@@ -221,7 +221,7 @@ class Operations:
         """Copy a set's inputs, as they are now, into shared buffers."""
         built = self._get(program)
         now = built.program.read_inputs(self._loaded(built, set).value)
-        buffers.copy_into(self._views(into, built.gpu), now)
+        buffers.copy_into(self._views(into, built.gpu), now, buffers.copiers() if built.gpu else None)
         return {}
 
     def release(self, program: str) -> dict[str, Any]:

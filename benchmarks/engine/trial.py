@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engine import artefacts, memory, rounds
+from benchmarks.engine import artefacts, buffers, memory, rounds
 from benchmarks.engine.buffers import Arena, NoRoom
 from benchmarks.engine.crew import Crew
 from benchmarks.engine.judge import Judge, Verdict
@@ -317,9 +317,10 @@ class Trial:
             return
         with self.phases("reference"):
             self.question = asked.answer()
-        self.judge = Judge(self.case, self.question.inputs, self.question.expected, self.seed)
-        specs = self.case.output_specs()
         gpu = self.device.kind == "cuda"
+        threads = buffers.copiers() if gpu else None
+        self.judge = Judge(self.case, self.question.inputs, self.question.expected, self.seed, threads)
+        specs = self.case.output_specs()
         fit = (GPU_KEPT_BYTES if gpu else KEPT_BYTES) // max(sum(s.nbytes for s in specs.values()), 1)
         slots = int(np.clip(fit, JUDGES if gpu else 2, STREAK))
         self.verdicts = Verdicts(self.judge, specs, slots, self.arena, gpu)
@@ -521,7 +522,7 @@ class Trial:
                 )
             return block
 
-        for number in range(SUSTAINED_ROUNDS):
+        for number in range(1 if self.case.workload == "ceiling" else SUSTAINED_ROUNDS):
             for order, entry in enumerate(self._shuffled(taking)):
                 if not entry.alive:
                     continue

@@ -168,7 +168,8 @@ def _importing(clock):
     return lambda name: made_up.get(name) or imported(name)
 
 
-def test_both_regimes_are_recorded_and_only_the_first_sustained_call_finds_a_cold_device(run):
+def test_both_regimes_are_recorded_and_only_the_first_sustained_call_finds_a_cold_device(run, monkeypatch):
+    monkeypatch.setattr(trial, "SUSTAINED_WITHIN", 1e3)  # equals on a busy CPU may differ by much
     results, clock, _ = run(Made("base.one"), Made("other.two"))
     assert {(r["impl"], r["replica"], r.get("regime", "burst")): r["status"] for r in results} == {
         ("base.one", 0, "burst"): "ok",
@@ -274,3 +275,16 @@ def test_what_races_candidates_when_it_is_prepared_is_alone_then(run):
     assert {r["status"] for r in results} == {"ok"}
     assert [count for name, count in most if name != "third.three"] == [1, 1, 1]
     assert most[0][0] == "third.three"
+
+
+def test_what_is_far_slower_than_the_fastest_is_not_sustained_unless_it_is_the_baseline(run):
+    class Slow(Made):
+        def prepare(self, case, device):
+            program = super().prepare(case, device)
+            product = program.run
+            program.run = lambda loaded: time.sleep(0.01) or product(loaded)
+            return program
+
+    results, _, _ = run(Slow("base.one"), Made("fast.two"), Slow("slow.three"))
+    assert {r["impl"] for r in results if r.get("regime") == "sustained"} == {"base.one", "fast.two"}
+    assert {r["status"] for r in results} == {"ok"}

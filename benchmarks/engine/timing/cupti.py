@@ -25,13 +25,12 @@ import contextlib
 import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from benchmarks.engine.buffers import copy_into
+from benchmarks.engine.buffers import copiers, copy_into
 from benchmarks.engine.timing import gpu as gpus
 from impls.contract import Program
 
@@ -44,9 +43,6 @@ COPY, MEMSET = "[copy]", "[memset]"
 # A kernel begins as soon as the gate's blocks have left, about 0.5 us before the gate's own end is stamped (H200, CUDA
 # 13.0: constant within 30 ns). One stamped earlier than this was stamped while it waited in its queue.
 _LEAVING_NS = 2000
-
-# Threads that copy outputs into the harness's arrays: one needs six times as long as the device for it.
-_COPIERS = 8
 
 # Sustained: seconds per chunk, and chunks that count.
 _CHUNK_S, _CHUNKS = 0.15, 4
@@ -169,7 +165,7 @@ def block(
             host_us.append((returned - called) / 1e3)
             if index in keep:
                 with _adding(spent, "outputs"):
-                    copy_into(keep[index], program.read_outputs(result), _copiers())
+                    copy_into(keep[index], program.read_outputs(result), copiers())
             del result
         after = gpus.reading()
     finally:
@@ -241,7 +237,7 @@ def sustain(
             joules, seconds = gpus.energy_j() - joules, time.time() - t0
             after = gpus.reading()
             result = chunks[-1][0]
-            copy_into(keep, program.read_outputs(result), _copiers())
+            copy_into(keep, program.read_outputs(result), copiers())
             del result
     finally:
         if collecting:
@@ -286,11 +282,6 @@ def _adding(spent: dict[str, float], what: str) -> Iterator[None]:
     begin = time.perf_counter()
     yield
     spent[what] += time.perf_counter() - begin
-
-
-@cache
-def _copiers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_COPIERS, "ridgemark-copy")
 
 
 class NothingSeen(RuntimeError):
