@@ -258,10 +258,12 @@ def tiles(case: Gemm, choice: Choice) -> int:
 
 
 def partial_bytes(case: Gemm, choice: Choice) -> int:
-    """Sums of parts of K that stream-K leaves in memory, at most: a tile for each tile of C, or each multiprocessor."""
+    """Sums of parts of K that wait in memory, at most: a tile for each of C where all are split, else for each block of
+    the two waves that stream-K shares out."""
     if not choice.stream_k:
         return 0
-    return min(tiles(case, choice), 2 * _MULTIPROCESSORS) * choice.m * choice.n * 4
+    waiting = tiles(case, choice)
+    return (waiting if choice.splits else min(waiting, 2 * _MULTIPROCESSORS)) * choice.m * choice.n * 4
 
 
 def described(case: Gemm, choice: Choice, facts: Mapping[str, Any]) -> dict[str, Any]:

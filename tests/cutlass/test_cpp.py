@@ -321,6 +321,10 @@ def test_stream_k_moves_partial_sums() -> None:
     # 64 tiles of 128 x 16 sums of 4 bytes.
     assert cpp_choices.partial_bytes(case, choice) == 64 * 128 * 16 * 4
     assert cpp_choices.partial_bytes(case, replace(choice, stream_k=False)) == 0
+    # 2048 tiles, of which two waves of 132 are shared out; all of them where every one is split.
+    square, large = gemm("8192x8192x8192:bf16"), Choice(128, 256, 64, stream_k=True)
+    assert cpp_choices.partial_bytes(square, large) == 2 * 132 * 128 * 256 * 4
+    assert cpp_choices.partial_bytes(square, replace(large, splits=2)) == 8192 * 8192 * 4
 
 
 def test_the_record_tells_the_three_levels() -> None:
