@@ -37,7 +37,6 @@ class Tile:
         halves: C leaves in two halves, for less shared memory.
         flatten: the loops over tiles and over K are pipelined as one.
         tma: operands come by descriptors, where a kernel has both ways.
-        by_rows: promoted sums of f8 are added 64 rows at a time.
     """
 
     bm: int
@@ -51,7 +50,6 @@ class Tile:
     halves: bool = False
     flatten: bool = False
     tma: bool = False
-    by_rows: bool = False
 
     def options(self) -> dict[str, int]:
         """For Triton's compiler."""
@@ -167,8 +165,7 @@ def fitted(variant: str, tile: Tile, case: Gemm) -> Tile:
     bn = min(tile.bn, max(32, 1 << (case.n - 1).bit_length()), most)
     # A part of K has two steps at least.
     split = min(tile.split, 1 << max(0, (case.k // (2 * tile.bk)).bit_length() - 1))
-    by_rows = tile.by_rows and bm >= 64 and (case.dtype, case.acc) == ("f8e4m3", "f32")
-    return replace(tile, bm=bm, bn=bn, split=split, by_rows=by_rows, halves=tile.halves and bn > 64)
+    return replace(tile, bm=bm, bn=bn, split=split, halves=tile.halves and bn > 64)
 
 
 def aligned(case: Gemm) -> bool:

@@ -59,15 +59,11 @@ class Blocking:
         block: keys of a block.
         stages: slots of the rings of K and of V.
         section: heads whose tiles are walked together.
-        ping_pong: whether consumers take turns.
-        consumers: warpgroups that hold 64 queries each, 2 or 3.
     """
 
     block: int
     stages: int
     section: int
-    ping_pong: bool
-    consumers: int = 2
 
     def config(self) -> dict[str, Any]:
         """For the record and the tuned file."""
@@ -109,17 +105,10 @@ def gemm_space(case: Gemm) -> list[Tiling]:
 
 
 def attention_space(case: Attention) -> list[Blocking]:
-    """What tuning tries: rings that fit, two or three consumers, which take turns or do not."""
+    """What tuning tries: rings that fit, and more or fewer heads at a time."""
     near = _section(case)
-    sections = sorted({min(max(1, near * n // 2), case.batch * case.hq) for n in (1, 2, 4)})
-    return [
-        Blocking(_block(case), stages, section, ping_pong, consumers)
-        # A third consumer leaves each thread 160 registers, which larger heads do not fit.
-        for consumers, stages, section, ping_pong in product(
-            (2, 3) if case.d <= 64 else (2,), _STAGES, sections, (True, False)
-        )
-        if attention_shared_bytes(_block(case), stages, consumers, case) <= _SHARED_BYTES
-    ]
+    sections = sorted({min(max(1, near * n // 4), case.batch * case.hq) for n in (1, 2, 4, 8)})
+    return [Blocking(_block(case), stages, section) for stages, section in product(_stages(case), sections)]
 
 
 def gemm_shared_bytes(tiling: Tiling, case: Gemm) -> int:
@@ -128,10 +117,10 @@ def gemm_shared_bytes(tiling: Tiling, case: Gemm) -> int:
     return ring + 64 * tiling.bn * dtype(case.out).bytes
 
 
-def attention_shared_bytes(block: int, stages: int, consumers: int, case: Attention) -> int:
+def attention_shared_bytes(block: int, stages: int, case: Attention) -> int:
     """Bytes of Q's tile, of the rings of K and V, and of O's tile, which has none of its own at head size 256."""
     d = padded_head(case)
-    return 2 * d * (64 * consumers * (2 if d < 256 else 1) + 2 * stages * block)
+    return 2 * d * (ROWS * (2 if d < 256 else 1) + 2 * stages * block)
 
 
 def padded_head(case: Attention) -> int:
@@ -164,8 +153,13 @@ def _wide(case: Gemm) -> bool:
 
 
 def _attention_rule(case: Attention) -> Blocking:
-    """Two consumers in turns: the best on the H200 at head size 128, full; causal they were within 1 % of it."""
-    return Blocking(_block(case), 2, _section(case), ping_pong=True)
+    """The deepest rings: three slots were ahead of two at head size 64, where three fit."""
+    return Blocking(_block(case), max(_stages(case)), _section(case))
+
+
+def _stages(case: Attention) -> list[int]:
+    """Slots that fit."""
+    return [n for n in _STAGES if attention_shared_bytes(_block(case), n, case) <= _SHARED_BYTES]
 
 
 def _block(case: Attention) -> int:

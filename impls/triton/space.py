@@ -60,8 +60,8 @@ def _all(variant: str, case: Gemm) -> list[Tile]:
     shapes = ((128, 128), (128, 256), (256, 128), (64, 256))
     if variant == "persistent_tma_ws":
         return [
-            Tile(bm, bn, line, group=group, warps=4, stages=stages, by_rows=by_rows)
-            for (bm, bn), group, stages, by_rows in product(shapes[:3], (4, 8, 16), (2, 3, 4), {False, promoted})
+            Tile(bm, bn, line, group=group, warps=4, stages=stages)
+            for (bm, bn), group, stages in product(shapes[:3], (4, 8, 16), (2, 3, 4))
         ]
     if variant == "persistent_tma":
         return [
@@ -75,16 +75,14 @@ def _all(variant: str, case: Gemm) -> list[Tile]:
                 per_sm=per_sm,
                 halves=halves,
                 flatten=flatten,
-                by_rows=by_rows,
             )
-            for (bm, bn), group, warps, stages, (per_sm, halves), flatten, by_rows in product(
+            for (bm, bn), group, warps, stages, (per_sm, halves), flatten in product(
                 shapes,
                 (4, 8, 16),
                 (4, 8),
                 (3, 4),
                 ((1, False), (1, True), (2, False), (2, True)),
                 (False, True),
-                {False, promoted},
             )
             if not flatten or group == 8
         ]
@@ -122,7 +120,6 @@ def _registers(variant: str, tile: Tile, case: Gemm) -> bool:
     warps = 8 if variant == "persistent_tma_ws" else tile.warps
     accumulators = tile.bm * tile.bn // (32 * warps)
     if (case.dtype, case.acc) == ("f8e4m3", "f32"):
-        # The step's own sums; by rows those of one wgmma, 64 rows for each group of four warps.
-        accumulators += min(accumulators, tile.bn // 2) if tile.by_rows else accumulators
+        accumulators *= 2  # the step's own sums
     each = accumulators + _OTHER_REGISTERS
     return each <= 240 and each * warps * 32 * tile.per_sm <= REGISTERS

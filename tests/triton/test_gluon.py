@@ -160,15 +160,14 @@ def test_blockings_that_tuning_tries_fit_and_differ(spec: str) -> None:
     assert len(set(space)) == len(space) > 0
     for blocking in space:
         d = {64: 64, 128: 128, 192: 256}[case.d]
-        q = blocking.consumers * 64 * d * 2
+        q = 128 * d * 2
         assert q * (2 if d < 256 else 1) + 2 * blocking.stages * blocking.block * d * 2 <= MOST_SHARED
         assert 1 <= blocking.section <= case.batch * case.hq
-        assert blocking.consumers == 2 or d == 64
 
 
 def test_takes_what_was_tuned_for_a_case_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiling = {"bn": 256, "bk": 64, "stages": 4, "group": 7, "lead": 3}
-    blocking = {"block": 128, "stages": 2, "section": 5, "ping_pong": False, "consumers": 2}
+    blocking = {"block": 128, "stages": 2, "section": 5}
     tuned = {
         "gemm:4096x4096x4096:bf16": {"choice": tiling, "seconds": 2.5},
         "attention:b2h16s8192d128:bf16:causal": {"choice": blocking, "seconds": 1.0},
@@ -199,5 +198,5 @@ def test_takes_what_was_tuned_for_a_case_alike(tmp_path: Path, monkeypatch: pyte
     assert (near.config(), origin) == (blocking, "tuned for attention:b2h16s8192d128:bf16:causal in 1.0 s")
     # A neighbour's heads have other keys: as many of them are walked together as take as much of L2.
     near, _ = attention("b2h16s2048d128:bf16:causal")
-    assert (near.ping_pong, near.section) == (False, 8 * 2**20 // (4 * 2048 * 128))
+    assert (near.stages, near.section) == (2, 8 * 2**20 // (4 * 2048 * 128))
     assert attention("b2h16s8192d128:bf16")[1] == "rule"

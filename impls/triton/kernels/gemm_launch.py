@@ -51,7 +51,7 @@ def _common(case: Gemm, tile: Tile) -> dict[str, Any]:
         "GROUP": tile.group,
         "WHOLE": case.m % tile.bm == 0 and case.n % tile.bn == 0,
         "WIDE": max(case.m * case.k, case.n * case.k, case.m * case.n) >= 2**31,
-        "PRECISION": PRECISION[case.dtype, case.acc] + " by rows" * tile.by_rows,
+        "PRECISION": PRECISION[case.dtype, case.acc],
         "EPILOGUE": case.epilogue,
     }
 

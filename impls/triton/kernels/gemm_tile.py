@@ -40,9 +40,8 @@ def step(a, b, acc, PRECISION: tl.constexpr):
     """``acc + a @ b`` for one step along K.
 
     PRECISION: ``f32`` (16-bit operands; f8 summed in the tensor core alone), ``promoted`` (f8: the tensor core sums
-    this step, of 128 at most, from zero, and its sum is added in f32), ``promoted by rows`` (the same, 64 rows after
-    the other, so that only their sums of a step are held; for wgmma only, and steps of 128), ``ieee`` (f32 operands
-    without tensor cores), ``tf32``, ``f16`` and ``i32`` (accumulated in that).
+    this step, of 128 at most, from zero, and its sum is added in f32), ``ieee`` (f32 operands without tensor cores),
+    ``tf32``, ``f16`` and ``i32`` (accumulated in that).
     """
     if PRECISION == "i32":
         return tl.dot(a, b, acc, out_dtype=tl.int32)
@@ -55,8 +54,6 @@ def step(a, b, acc, PRECISION: tl.constexpr):
     elif PRECISION == "promoted":
         # On sm_90 Triton sets no limit to sums of f8 in the tensor core, and then leaves this addition where it is.
         return acc + tl.dot(a, b)
-    elif PRECISION == "promoted by rows":
-        return tl.dot(a, b, acc, max_num_imprecise_acc=128)
     else:
         return tl.dot(a, b, acc)
 

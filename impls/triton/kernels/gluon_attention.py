@@ -3,12 +3,12 @@
 Owns the kernel and what its launch needs. It does not own which cases it takes nor which configuration a case gets.
 
 The algorithm is FlashAttention-3's (Shah et al., 2024): a producer warp loads Q tiles and two rings of K and V blocks
-through TMA; each of two or three consumer warpgroups holds 64 query rows and walks over their keys from right to left,
+through TMA; each of two consumer warpgroups holds 64 query rows and walks over their keys from right to left,
 so that masked blocks come first. In each step it starts the scores of the next block and the product of the last one's
 probabilities with V together, and exponentiates the scores while that product runs. Probabilities stay in registers.
 Exponentials are powers of two with the scale folded in; rows are rescaled as the running maximum grows, and divided by
-their sum once, at the end. Consumers may take turns in starting their products, so that one exponentiates while
-another's run (ping-pong).
+their sum once, at the end. While one consumer exponentiates, the other's products run; to make them take turns
+(ping-pong) won nothing, nor did a third consumer at head size 64.
 
 Every CTA follows a plan made beforehand (``impls.triton.schedule``), so that all of them have as many blocks to do.
 """
@@ -39,8 +39,9 @@ from impls.triton.gluon_tiles import Blocking, padded_head
 from impls.triton.kernels.program import Launch, multiprocessors
 from impls.workloads.attention import Attention
 
-# Query rows of a consumer, which are wgmma's M.
+# Query rows of a consumer, which are wgmma's M, and of a tile.
 ROWS = gl.constexpr(64)
+TILE = gl.constexpr(128)
 # Masks, by the number that the kernel is specialised with.
 MASKS = ("full", "causal", "window")
 FULL = gl.constexpr(MASKS.index("full"))
@@ -55,23 +56,23 @@ def _entry(schedule, turn):
 
 
 @gluon.jit
-def _tile(entry, sizes, tile: gl.constexpr):
-    """Tile number -> (batch entry, head, first row); a tile has ``tile`` rows."""
+def _tile(entry, sizes):
+    """Tile number -> (batch entry, head, first row)."""
     batch, sq, sk, hq, group, window, turns = sizes
-    rows = gl.cdiv(sq, tile)
+    rows = gl.cdiv(sq, TILE)
     head = entry // rows
-    return head // hq, head % hq, entry % rows * tile
+    return head // hq, head % hq, entry % rows * TILE
 
 
 @gluon.jit
-def _blocks(row, sizes, tile: gl.constexpr, block: gl.constexpr, mask: gl.constexpr):
+def _blocks(row, sizes, block: gl.constexpr, mask: gl.constexpr):
     """Key blocks of a tile: (how many, the last plus one, how many of them, from the right, need a mask)."""
     batch, sq, sk, hq, group, window, turns = sizes
     if mask == FULL:
         end = gl.cdiv(sk, block)
         return end, end, end - sk // block
     seen = gl.minimum(sk, row + 1 + sk - sq)  # keys up to the last that the tile's first row sees
-    end = gl.cdiv(gl.minimum(sk, row + tile + sk - sq), block)
+    end = gl.cdiv(gl.minimum(sk, row + TILE + sk - sq), block)
     if mask == CAUSAL:
         return end, end, end - seen // block
     first = gl.maximum(seen - window, 0) // block
@@ -83,9 +84,8 @@ def _producer(descs, buffers, bars, schedule, sizes, mask: gl.constexpr):
     """Loads Q of every tile, and its blocks of K and V in the order in which consumers want them."""
     q_desc, k_desc, v_desc, o_desc = descs
     q_ring, k_ring, v_ring, o_ring = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, order = bars
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     batches, sq, sk, hq, group, window, turns = sizes
-    consumers: gl.constexpr = q_ring.shape[0]
     stages: gl.constexpr = k_ring.shape[0]
     block: gl.constexpr = k_ring.shape[2]
     done = 0  # blocks of all tiles before
@@ -93,9 +93,9 @@ def _producer(descs, buffers, bars, schedule, sizes, mask: gl.constexpr):
     for turn in range(turns):
         following = _entry(schedule, turn + 1)
         if entry >= 0:
-            batch, head, row = _tile(entry, sizes, consumers * ROWS)
-            blocks, end, masked = _blocks(row, sizes, consumers * ROWS, block, mask)
-            for who in gl.static_range(consumers):
+            batch, head, row = _tile(entry, sizes)
+            blocks, end, masked = _blocks(row, sizes, block, mask)
+            for who in gl.static_range(2):
                 mbarrier.wait(q_empty.index(who), (turn & 1) ^ 1)
                 mbarrier.expect(q_full.index(who), q_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(
@@ -181,14 +181,13 @@ def _per_row(x, layout: gl.constexpr):
 
 @gluon.jit
 def _step(
-    state, q, count, step, row, key, buffers, bars, sizes, scale,
-    who: gl.constexpr, mask: gl.constexpr, masked: gl.constexpr, ping_pong: gl.constexpr,
+    state, q, count, row, key, buffers, bars, sizes, scale,
+    who: gl.constexpr, mask: gl.constexpr, masked: gl.constexpr,
 ):  # fmt: skip
     """Scores of block ``count`` of all, and the product with V of the block before."""
     o, p, total, top = state
     q_ring, k_ring, v_ring, o_ring = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, order = bars
-    consumers: gl.constexpr = q_ring.shape[0]
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     stages: gl.constexpr = k_ring.shape[0]
     block: gl.constexpr = k_ring.shape[2]
     d: gl.constexpr = k_ring.shape[4]
@@ -197,29 +196,19 @@ def _step(
     k_slot = count % stages
     v_slot = (count - 1) % stages
     mbarrier.wait(k_full.index(k_slot), count // stages & 1)
-    if ping_pong:
-        # The first consumer waits for the last one's step before, the others for their neighbour's.
-        mbarrier.wait(order.index(who), (step & 1) ^ (who == 0))
     nothing = gl.zeros([ROWS, block], gl.float32, s_layout)
     k = k_ring.index(k_slot).reshape([block, d]).permute((1, 0))
     s = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(v_slot), (count - 1) // stages & 1)
     o = warpgroup_mma(p, v_ring.index(v_slot).reshape([block, d]), o, is_async=True)
-    if ping_pong:
-        mbarrier.arrive(order.index((who + 1) % consumers), count=1)
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(k_empty.index(k_slot), count=1)
     if masked:
         s = _masked(s, row, key, sizes, mask, s_layout)
     values, top, shrink = _softmax(s, top, scale, masked)
     total = _pin(total * shrink + gl.sum(values, axis=1))
-    if consumers == 2:
-        new = gl.convert_layout(values.to(q.dtype), p.type.layout)
-        o, p, new = warpgroup_mma_wait(0, deps=(o, p, new))
-    else:
-        # A third consumer leaves each thread 160 registers: for old and new probabilities at once there is no room.
-        o, p = warpgroup_mma_wait(0, deps=(o, p))
-        new = gl.convert_layout(values.to(q.dtype), p.type.layout)
+    new = gl.convert_layout(values.to(q.dtype), p.type.layout)
+    o, p, new = warpgroup_mma_wait(0, deps=(o, p, new))
     mbarrier.arrive(v_empty.index(v_slot), count=1)
     return o * _per_row(shrink, o_layout), new, total, top
 
@@ -227,13 +216,11 @@ def _step(
 @gluon.jit
 def _consumer(
     descs, buffers, bars, schedule, sizes, scale, who: gl.constexpr, mask: gl.constexpr,
-    ping_pong: gl.constexpr,
 ):  # fmt: skip
-    """Attention of this consumer's 64 rows of every tile."""
+    """Attention of half of every tile's rows."""
     q_desc, k_desc, v_desc, o_desc = descs
     q_ring, k_ring, v_ring, o_ring = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, order = bars
-    consumers: gl.constexpr = q_ring.shape[0]
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     stages: gl.constexpr = k_ring.shape[0]
     block: gl.constexpr = k_ring.shape[2]
     d: gl.constexpr = k_ring.shape[4]
@@ -250,8 +237,8 @@ def _consumer(
     for turn in range(turns):
         following = _entry(schedule, turn + 1)
         if entry >= 0:
-            batch, head, tile_row = _tile(entry, sizes, consumers * ROWS)
-            blocks, end, masked = _blocks(tile_row, sizes, consumers * ROWS, block, mask)
+            batch, head, tile_row = _tile(entry, sizes)
+            blocks, end, masked = _blocks(tile_row, sizes, block, mask)
             row = tile_row + who * ROWS
             mbarrier.wait(q_full.index(who), turn & 1)
             slot = count % stages
@@ -272,15 +259,15 @@ def _consumer(
             for back in range(1, careful):
                 key = (end - 1 - back) * block
                 o, p, total, top = _step(
-                    (o, p, total, top), q, count, count - turn - 1, row, key, buffers, bars, sizes, scale,
-                    who, mask, True, ping_pong,
+                    (o, p, total, top), q, count, row, key, buffers, bars, sizes, scale,
+                    who, mask, True,
                 )  # fmt: skip
                 count += 1
             for back in range(careful, blocks):
                 key = (end - 1 - back) * block
                 o, p, total, top = _step(
-                    (o, p, total, top), q, count, count - turn - 1, row, key, buffers, bars, sizes, scale,
-                    who, mask, False, ping_pong,
+                    (o, p, total, top), q, count, row, key, buffers, bars, sizes, scale,
+                    who, mask, False,
                 )  # fmt: skip
                 count += 1
             if own:
@@ -305,60 +292,45 @@ def _consumer(
 @gluon.jit
 def attention(
     q_desc, k_desc, v_desc, o_desc, schedule, batch, sq, sk, hq, group, window, turns, scale,
-    consumers: gl.constexpr, stages: gl.constexpr, mask: gl.constexpr, ping_pong: gl.constexpr,
+    stages: gl.constexpr, mask: gl.constexpr,
 ):  # fmt: skip
     """O = softmax(Q K^T / sqrt(d)) V; tensors are (batch, rows, heads, d). ``scale`` is log2(e) / sqrt(d)."""
     barriers: gl.constexpr = mbarrier.MBarrierLayout()
-    q_ring = gl.allocate_shared_memory(q_desc.dtype, [consumers] + q_desc.block_shape, q_desc.layout)
+    q_ring = gl.allocate_shared_memory(q_desc.dtype, [2] + q_desc.block_shape, q_desc.layout)
     k_ring = gl.allocate_shared_memory(k_desc.dtype, [stages] + k_desc.block_shape, k_desc.layout)
     v_ring = gl.allocate_shared_memory(v_desc.dtype, [stages] + v_desc.block_shape, v_desc.layout)
     if o_desc.block_shape[3] < 256:
-        o_ring = gl.allocate_shared_memory(o_desc.dtype, [consumers] + o_desc.block_shape, o_desc.layout)
+        o_ring = gl.allocate_shared_memory(o_desc.dtype, [2] + o_desc.block_shape, o_desc.layout)
     else:
         o_ring = q_ring
-    q_full = gl.allocate_shared_memory(gl.int64, [consumers, 1], barriers)
-    q_empty = gl.allocate_shared_memory(gl.int64, [consumers, 1], barriers)
-    order = gl.allocate_shared_memory(gl.int64, [consumers, 1], barriers)
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], barriers)
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barriers)
     k_full = gl.allocate_shared_memory(gl.int64, [stages, 1], barriers)
     k_empty = gl.allocate_shared_memory(gl.int64, [stages, 1], barriers)
     v_full = gl.allocate_shared_memory(gl.int64, [stages, 1], barriers)
     v_empty = gl.allocate_shared_memory(gl.int64, [stages, 1], barriers)
-    for who in gl.static_range(consumers):
+    for who in gl.static_range(2):
         mbarrier.init(q_full.index(who), count=1)
         mbarrier.init(q_empty.index(who), count=1)
-        mbarrier.init(order.index(who), count=1)
     for slot in gl.static_range(stages):
         mbarrier.init(k_full.index(slot), count=1)
-        mbarrier.init(k_empty.index(slot), count=consumers)
+        mbarrier.init(k_empty.index(slot), count=2)
         mbarrier.init(v_full.index(slot), count=1)
-        mbarrier.init(v_empty.index(slot), count=consumers)
+        mbarrier.init(v_empty.index(slot), count=2)
     fence_async_shared()
     descs = (q_desc, k_desc, v_desc, o_desc)
     buffers = (q_ring, k_ring, v_ring, o_ring)
-    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, order)
+    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     sizes = (batch, sq, sk, hq, group, window, turns)
-    # Registers: a CTA has 65,536, and warps come in fours.
-    if consumers == 2:
-        gl.warp_specialize(
-            [
-                (_consumer, (descs, buffers, bars, schedule, sizes, scale, 0, mask, ping_pong)),
-                (_consumer, (descs, buffers, bars, schedule, sizes, scale, 1, mask, ping_pong)),
-                (_producer, (descs, buffers, bars, schedule, sizes, mask)),
-            ],
-            [4, 1],
-            [240, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_consumer, (descs, buffers, bars, schedule, sizes, scale, 0, mask, ping_pong)),
-                (_consumer, (descs, buffers, bars, schedule, sizes, scale, 1, mask, ping_pong)),
-                (_consumer, (descs, buffers, bars, schedule, sizes, scale, 2, mask, ping_pong)),
-                (_producer, (descs, buffers, bars, schedule, sizes, mask)),
-            ],
-            [4, 4, 1],
-            [160, 160, 24],
-        )
+    gl.warp_specialize(
+        [
+            (_consumer, (descs, buffers, bars, schedule, sizes, scale, 0, mask)),
+            (_consumer, (descs, buffers, bars, schedule, sizes, scale, 1, mask)),
+            (_producer, (descs, buffers, bars, schedule, sizes, mask)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
 
 
 def launch(case: Attention, tensors: Mapping[str, torch.Tensor], blocking: Blocking) -> Launch:
@@ -371,10 +343,9 @@ def launch(case: Attention, tensors: Mapping[str, torch.Tensor], blocking: Block
         box = [1, rows, 1, d]
         return TensorDescriptor.from_tensor(tensors[name], box, gl.NVMMASharedLayout.get_default_for(box, kind))
 
-    rows = blocking.consumers * ROWS.value
-    tiles = case.batch * case.hq * -(-case.sq // rows)
+    tiles = case.batch * case.hq * -(-case.sq // TILE.value)
     programs = min(tiles, multiprocessors())
-    plan = schedule.plan(case, rows, blocking.block, blocking.section, programs)
+    plan = schedule.plan(case, TILE.value, blocking.block, blocking.section, programs)
     arguments = {
         "q_desc": descriptor("Q", ROWS.value),
         "k_desc": descriptor("K", blocking.block),
@@ -389,9 +360,7 @@ def launch(case: Attention, tensors: Mapping[str, torch.Tensor], blocking: Block
         "window": case.window,
         "turns": len(plan) - 1,
         "scale": math.log2(math.e) / math.sqrt(case.d),
-        "consumers": blocking.consumers,
         "stages": blocking.stages,
         "mask": MASKS.index(case.mask),
-        "ping_pong": blocking.ping_pong,
     }
     return Launch(attention, (programs,), arguments, {"num_warps": 4})
