@@ -1,4 +1,4 @@
-"""The workers of a run by seat (stack, replica): started when needed, started again after a death.
+"""The workers of a run by seat (stack, number among its workers): started when needed, started again after a death.
 
 Owns which environment a stack's workers run in. How a worker is started and talked to is the pool's.
 """
@@ -38,10 +38,10 @@ class Crew:
         """
         worker = self._workers.get(seat)
         if worker is None or not worker.alive:
-            stack, replica = seat
+            stack, number = seat
             environment = self._environments[stack]
             spec = WorkerSpec(stack, environment.python, environment.environ)
-            worker = self._workers[seat] = self._pool.start(spec, replica)
+            worker = self._workers[seat] = self._pool.start(spec, number)
             with self._introducing:
                 if stack not in self._introduced:
                     self._introduced.add(stack)

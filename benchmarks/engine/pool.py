@@ -105,7 +105,7 @@ class Worker:
 
     Attributes:
         stack: the stack it serves.
-        replica: 0, or 1 for the baseline's twin.
+        replica: tells a stack's workers apart.
         versions: distribution -> version, as the worker reported.
         python: its Python's version.
         pid: its process, leader of a session and a process group of its own.

@@ -34,6 +34,9 @@ from benchmarks.engine.verdicts import JUDGES, Slot, Verdicts
 from impls.contract import Device, Implementation
 from impls.workloads.base import Case
 
+# Workers on a GPU among which a stack's implementations are dealt, so that they are prepared at the same time. On a
+# CPU, where all share the cores, it is one.
+LANES = 3
 # An implementation that skips one call in n is caught for certain where n is not above this.
 STREAK = 16
 # Memory for outputs that wait to be judged; on a GPU that of the host, where one waits for each judge.
@@ -90,11 +93,15 @@ class Deadlines:
 
 @dataclass
 class Entry:
-    """One implementation in this trial. ``replica`` 1 is the baseline's twin in a process of its own."""
+    """One implementation in this trial. ``replica`` 1 is the baseline's twin in a process of its own.
+
+    ``lane`` tells the workers apart that share a stack's implementations.
+    """
 
     implementation: Implementation
     replica: int
     program: str
+    lane: int = 0
     prepared: bool = False
     status: str | None = None
     reason: str | None = None
@@ -119,7 +126,7 @@ class Entry:
     @property
     def seat(self) -> tuple[str, int]:
         """Which worker it runs in."""
-        return (self.implementation.stack, self.replica)
+        return (self.implementation.stack, 2 * self.lane + self.replica)
 
     def end(self, status: str, reason: str | None) -> None:
         """Nothing more will be asked of it. Only ``ok`` keeps its times."""
@@ -189,7 +196,12 @@ class Trial:
         self.artefacts, self.asked = artefacts, asked
         self.interrupted = False
         self.random = random.Random(seed)
-        entries = [Entry(i, 0, f"{case.id}|{i.name}|0") for i in implementations]
+        lanes = LANES if device.kind == "cuda" else 1
+        before: dict[str, int] = defaultdict(int)  # implementations of the same stack
+        entries = []
+        for i in implementations:
+            entries.append(Entry(i, 0, f"{case.id}|{i.name}|0", before[i.stack] % lanes))
+            before[i.stack] += 1
         self.always: list[Entry] = []
         if baseline is not None and measure:
             twin = Entry(baseline, 1, f"{case.id}|{baseline.name}|1")

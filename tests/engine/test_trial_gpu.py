@@ -288,3 +288,18 @@ def test_what_is_far_slower_than_the_fastest_is_not_sustained_unless_it_is_the_b
     results, _, _ = run(Slow("base.one"), Made("fast.two"), Slow("slow.three"))
     assert {r["impl"] for r in results if r.get("regime") == "sustained"} == {"base.one", "fast.two"}
     assert {r["status"] for r in results} == {"ok"}
+
+
+def test_a_stacks_implementations_are_dealt_among_workers_and_the_twin_has_its_own(run, monkeypatch):
+    seats = {}
+    prepared = trial.Trial._prepare_one
+
+    def noted(self, entry):
+        seats[entry.program.partition("|")[2]] = entry.seat
+        prepared(self, entry)
+
+    monkeypatch.setattr(trial.Trial, "_prepare_one", noted)
+    results, _, _ = run(*(Made(f"base.{name}") for name in "abcd"), sustain=False)
+    assert {r["status"] for r in results} == {"ok"}
+    assert seats["base.a|0"] == seats["base.d|0"] and len(set(seats.values())) == trial.LANES + 1
+    assert sum(seat == seats["base.a|1"] for seat in seats.values()) == 1
