@@ -54,13 +54,16 @@ def folder() -> Path:
 def library(tiles: Any) -> Path:
     """The library of these tiles, whether or not it is there; ``.json`` beside it says how it came about."""
     digest = hashlib.sha256(f"{DSL_VERSION} {ARCH} {tiles!r}".encode())
-    for source in _SOURCES:
+    for source in getattr(tiles, "sources", _SOURCES):
         digest.update((Path(__file__).parents[1] / source).read_bytes())
     return folder() / f"{type(tiles).__name__}-{digest.hexdigest()[:16]}.so"
 
 
-def found(tiles: Any) -> Path:
+def found(tiles: Any, kernel: Callable[[], Any] | None = None) -> Path:
     """The library of these tiles, built where it is missing and the DSL is installed.
+
+    Args:
+        kernel: makes what ``build`` takes; it may import the DSL. Attention's own where it is left out.
 
     Raises:
         Unsupported: it is missing, and so is the DSL.
@@ -77,7 +80,7 @@ def found(tiles: Any) -> Path:
             f"{path.name} of the CuTe DSL is not in {path.parent}, and {DSL} {DSL_VERSION} that compiles it is not "
             "installed: run python -m impls.cutlass.compile_attention with this case where it is, and copy the folder."
         ) from error
-    build(path, _kernel(tiles), repr(tiles))
+    build(path, kernel() if kernel else _kernel(tiles), repr(tiles))
     return path
 
 
