@@ -32,29 +32,39 @@ DEFAULT = _configuration((128, 192), (2, 1), True)
 _COOPERATIVE = ((256, 128), (256, 160), (256, 192), (256, 208), (128, 224), (128, 256))
 _PINGPONG = ((128, 128), (128, 160), (128, 192), (128, 208), (192, 128))
 _CLUSTERS = ((1, 2), (2, 1))
+# Of these, promotion's second accumulator fits the registers beside the first; all of its own candidates spill.
+_TWO_ACCUMULATORS = [((128, n), False) for n in (128, 160, 192)] + [((64, n), True) for n in (128, 160, 192)]
 #: Rows that fill no more than one tile.
 _FEW = 128
-_COLUMNS = (16, 32, 64, _FEW)
 
 
 def configurations(case: Gemm) -> list[Configuration]:
-    """What is compiled and tried for a case: QuACK's own candidates, and for few rows what its users would pin.
+    """What is compiled and tried for a case: QuACK's own candidates, and what a user would pin where they serve poorly:
+    smaller tiles for promoted f8, and others for few rows.
 
     With few rows C^T is computed (``swap_ab``): the weight's rows fill the tile's, and its columns need be no more than
-    the rows there are. K is split where that leaves multiprocessors idle.
+    the rows there are. Tiles of 64 rows, or K split in two, give every multiprocessor some of a weight of 8192 rows.
     """
     if case.m <= _FEW and case.groups is None:
         found = [
-            _configuration((128, columns), cluster, True, swap_ab=True, split_k=split)
-            for columns in _COLUMNS
+            _configuration((rows, _columns(case)), cluster, pingpong, swap_ab=True, split_k=split, tile_k=depth)
+            for rows in (64, 128)
             for cluster in ((1, 1), (2, 1))
-            for split in (1, 2, 4, 8)
-            if columns >= case.m or columns == _FEW
+            for pingpong in (True, False)
+            for split in (1, 2)
+            for depth in (64, 128)
         ]
     else:
         tiles = [(t, False) for t in _COOPERATIVE] + [(t, True) for t in _PINGPONG]
+        if case.dtype == "f8e4m3" and case.acc == "f32":
+            tiles += _TWO_ACCUMULATORS
         found = [_configuration(tile, cluster, pingpong) for tile, pingpong in tiles for cluster in _CLUSTERS]
     return [DEFAULT, *(c for c in found if c != DEFAULT)]
+
+
+def _columns(case: Gemm) -> int:
+    """The narrowest tile that holds few rows."""
+    return next(columns for columns in (16, 32, 64, _FEW) if columns >= case.m)
 
 
 def choose(case: Gemm, device_name: str) -> tuple[Configuration, str]:
@@ -77,8 +87,8 @@ def choose(case: Gemm, device_name: str) -> tuple[Configuration, str]:
     if not alike:
         return DEFAULT, "QuACK's default"
     nearest, choice = min(alike, key=lambda found: distance(found[0]))
-    if choice["swap_ab"] and nearest.m != case.m:
-        choice = choice | {"tile_n": next(columns for columns in _COLUMNS if columns >= case.m)}
+    if choice["swap_ab"]:
+        choice = choice | {"tile_n": _columns(case)}
     return choice, f"tuned for {nearest.id}"
 
 
