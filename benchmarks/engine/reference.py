@@ -21,6 +21,8 @@ from impls.workloads.base import Case, Expected, parse_case
 
 # A full float64 reference is computed up to this many operations (a few seconds on two cores), a sampled one beyond.
 FULL_REFERENCE_FLOPS = 10**11
+#: How far what runs beside timed calls steps back for those who launch them.
+NICE = 10
 # Contents that each case's inputs come in: an answer remembered from the last contents is then a wrong answer.
 VARIANTS = 3
 
@@ -71,15 +73,18 @@ class Asked:
 
 
 class Reference:
-    """The reference process. One question at a time; idle in between, so that it disturbs no timed block."""
+    """The reference process. One question at a time; idle in between, so that it disturbs no timed block.
 
-    def __init__(self) -> None:
-        # Ctrl-C is for the harness, which then ends this process in its own way.
+    Args:
+        aside: others are timed meanwhile (on a GPU), and come first where cores are short.
+    """
+
+    def __init__(self, *, aside: bool = False) -> None:
         self._process = ProcessPoolExecutor(
             1,
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=signal.signal,
-            initargs=(signal.SIGINT, signal.SIG_IGN),
+            initializer=_take_place,
+            initargs=(aside,),
         )
         self._pid = self._process.submit(os.getpid)
 
@@ -97,6 +102,13 @@ class Reference:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid.result(), signal.SIGKILL)
         self._process.shutdown(cancel_futures=True)
+
+
+def _take_place(aside: bool) -> None:
+    # Ctrl-C is for the harness, which then ends this process in its own way.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if aside:
+        os.nice(NICE)
 
 
 def _make(case_id: str, seed: int, descriptors: list[dict[str, dict[str, Any]]]) -> list[dict[str, Expected]]:

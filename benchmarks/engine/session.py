@@ -100,7 +100,7 @@ class Session:
         interrupted = False
         pool = Pool(ROOT, self.device, self.device.threads)
         arena = Arena("session")
-        reference = Reference()
+        reference = Reference(aside=self.device.kind == "cuda")
         try:
             crew = Crew(pool, self.environments, self._introduce)
             todo = [c for c in self.plan.cases if c.id not in self.finished]

@@ -9,6 +9,8 @@ those would take their cores from what is measured.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -17,6 +19,7 @@ import numpy as np
 
 from benchmarks.engine.buffers import Arena, Descriptor
 from benchmarks.engine.judge import Judge, Verdict
+from benchmarks.engine.reference import NICE
 from impls.workloads.base import TensorSpec
 
 #: Threads that judge: the first look at an implementation's outputs takes seconds, and the next one is at it by then.
@@ -24,6 +27,11 @@ JUDGES = 6
 
 #: One set of outputs: name -> its array and descriptor.
 Slot = dict[str, tuple[np.ndarray, Descriptor]]
+
+
+def _step_back() -> None:
+    """This thread leaves its core to whoever launches what is timed (Linux: a thread has a priority of its own)."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 class Verdicts:
@@ -43,7 +51,7 @@ class Verdicts:
         self, judge: Judge, specs: Mapping[str, TensorSpec], slots: int, arena: Arena, meanwhile: bool
     ) -> None:
         self._judge, self._arena = judge, arena
-        self._threads = ThreadPoolExecutor(JUDGES, "ridgemark-judge") if meanwhile else None
+        self._threads = ThreadPoolExecutor(JUDGES, "ridgemark-judge", _step_back) if meanwhile else None
         self._all: list[Slot] = []
         for _ in range(slots):
             self._all.append({n: arena.array(s.shape, s.dtype) for n, s in specs.items()})
