@@ -38,14 +38,14 @@ class MosaicGpu(Implementation):
         return None
 
     def traffic_bytes(self, case: Case) -> int:
-        """Compulsory bytes, and operands that are copied where they are not of whole tiles."""
+        """Compulsory bytes, operands that are copied where they are not of whole tiles, and the sums of split K."""
         assert isinstance(case, Gemm)
-        return case.compulsory_bytes() + 2 * _copied_bytes(case)
+        return case.compulsory_bytes() + 2 * _copied_bytes(case) + 2 * tiling.split_bytes(case)
 
     def workspace_bytes(self, case: Case) -> int:
-        """Those copies."""
+        """Those copies and sums."""
         assert isinstance(case, Gemm)
-        return _copied_bytes(case)
+        return _copied_bytes(case) + tiling.split_bytes(case)
 
     def prepare(self, case: Case, device: Device) -> Program:
         """Lowers and compiles the case."""

@@ -52,6 +52,7 @@ class GemmTiling(_Choice):
         store_bytes: bytes of a row of C that are stored at a time.
         swapped: the transpose of C is computed: wgmma takes 64 rows at least, but 8 columns will do. For few rows of C;
             consumers then lie along ``n``, and C is stored whole.
+        splits: pieces that K is cut into, each for a block of its own; XLA adds them up. Only where ``swapped``.
     """
 
     rows: int = 128
@@ -66,6 +67,7 @@ class GemmTiling(_Choice):
     width: int = 8
     store_bytes: int = 64
     swapped: bool = False
+    splits: int = 1
 
     @property
     def part_m(self) -> int:
@@ -94,7 +96,8 @@ class GemmTiling(_Choice):
     def shared_bytes(self, case: Gemm) -> int:
         """Shared memory of a block."""
         loaded = self.stages * self.depth * (self.block_m + self.block_n) * dtype(case.dtype).bytes
-        stored = self.consumers * 2 * self.part_m * self.chunk(case) * dtype(case.out).bytes
+        kept = 4 if self.splits > 1 else dtype(case.out).bytes
+        stored = self.consumers * 2 * self.part_m * self.chunk(case) * kept
         return loaded + stored + _SMALL_BYTES
 
 
@@ -354,6 +357,8 @@ def _gemm_space(case: Gemm) -> Iterator[GemmTiling]:
             yield replace(few, depth=steps * depth, stages=stages)
         yield replace(few, consumers=2, stages=4)
         yield replace(few, cluster=2)
+        for splits in sorted({1, few.splits // 2, 2 * few.splits} - {0, few.splits}):
+            yield replace(few, splits=splits)
         return
     # Sums kept apart need registers for two accumulators.
     apart = case.dtype == "f8e4m3" and case.acc == "f32"
@@ -385,10 +390,12 @@ def _nearest(case: Gemm, kept: Iterable[Gemm]) -> Gemm | None:
 
 def _untuned_gemm(case: Gemm) -> GemmTiling:
     depth = 128 // dtype(case.dtype).bytes
-    if case.m <= FEW and case.epilogue != "residual" and dtype(case.out).bytes == 2:
-        # Few rows: as wgmma's columns, and columns of C enough for one block on every multiprocessor.
-        few = next(size for size in (8, 16, 32, 64) if case.m <= size)
-        return GemmTiling(rows=64, cols=few, depth=2 * depth, stages=6, consumers=1, along="n", swapped=True)
+    splits = _fill(case, 64, 2 * depth)
+    if case.m <= FEW and (splits > 1 or (case.epilogue != "residual" and dtype(case.out).bytes == 2)):
+        # Few rows: as wgmma's columns. Where they lie along K, one row of shared memory holds 64 of them.
+        few = 64 if case.layout[0] == "t" else next(size for size in (8, 16, 32, 64) if case.m <= size)
+        one = GemmTiling(rows=64, cols=few, depth=2 * depth, stages=6, consumers=1, along="n", swapped=True)
+        return replace(one, splits=splits)
     if case.m <= FEW:
         return GemmTiling(rows=64, cols=64, depth=2 * depth, stages=6, consumers=1)
     if case.dtype == "f8e4m3" and case.acc == "f32":
@@ -396,3 +403,14 @@ def _untuned_gemm(case: Gemm) -> GemmTiling:
     if case.m * case.n * case.batch < 132 * 256 * 128:
         return GemmTiling(rows=64, cols=128, depth=depth, stages=4)
     return GemmTiling(depth=depth)
+
+
+def _fill(case: Gemm, cols: int, depth: int) -> int:
+    """Pieces of K, of at least four steps each, that make of a case's tiles one for each of a large GPU's 132 SMs."""
+    return max(1, min(132 // (case.batch * -(-case.n // cols)), case.k // (4 * depth)))
+
+
+def split_bytes(case: Gemm) -> int:
+    """Bytes of the sums that blocks leave which share a tile; none where none do."""
+    chosen = _untuned_gemm(case)
+    return 0 if chosen.splits == 1 else case.batch * chosen.splits * case.n * chosen.block_m * 4

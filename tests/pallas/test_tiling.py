@@ -53,6 +53,19 @@ def test_few_rows_become_columns(m: int, cols: int) -> None:
     assert chosen.swapped and (chosen.block_m, chosen.block_n) == (cols, 64)
 
 
+def test_few_rows_of_few_columns_share_k() -> None:
+    case = gemm("16x1024x8192:bf16:nt")
+    chosen, _ = tiling.gemm(case, H200.name)
+    # 16 tiles of 64 columns, each shared by 8 blocks: 128 of 132 multiprocessors. Each leaves 64 x 16 sums in f32.
+    assert (chosen.block_n, chosen.splits) == (64, 8)
+    assert tiling.split_bytes(case) == 8 * 1024 * 16 * 4
+    assert MosaicGemm().traffic_bytes(case) == case.compulsory_bytes() + 2 * tiling.split_bytes(case)
+    # 128 tiles need no company; nor do few steps of K.
+    assert tiling.gemm(gemm("16x8192x8192:bf16:nt"), H200.name)[0].splits == 1
+    assert tiling.gemm(gemm("16x1024x512:bf16:nt"), H200.name)[0].splits == 1
+    assert tiling.split_bytes(gemm("16x8192x8192:bf16:nt")) == 0
+
+
 def test_what_a_block_may_not_have_of_vmem_is_refused_in_a_sentence(monkeypatch) -> None:
     case = gemm("1024x1024x1024:bf16")
     # Two buffers of 512 x 512 each for A, B and C in bf16, and the sums in f32: 3 MiB and 1 MiB.

@@ -4,7 +4,9 @@ The loading warpgroup keeps a ring of tiles of A and B filled by the copy engine
 also over the end of an output tile: the next tile's operands arrive while this one's epilogue runs. Each multiplying
 warpgroup holds its part of the output tile in registers, hands back a slot of the ring when the product after it is
 under way, and writes its part through shared memory, a few columns at a time, so that storing overlaps. Two blocks may
-form a cluster: they share the tile of one operand, which then crosses L2 once (multicast).
+form a cluster: they share the tile of one operand, which then crosses L2 once (multicast). Where few rows of C leave
+multiprocessors without a tile, several blocks share one tile's K (split-K): each leaves its sums in f32, transposed as
+it holds them, and XLA adds them up and applies the epilogue.
 
 Owns the kernel. Which tiling a case takes is ``impls.pallas.tiling``'s. It imports JAX.
 """
@@ -44,6 +46,10 @@ def function(case: Gemm, tiling: GemmTiling, blocks: int, interpret: Any) -> Cal
         m, n, k = whole_tiles(case)
         a = _padded(a, (k, m) if case.layout[0] == "t" else (m, k))
         b = _padded(b, (n, k) if case.layout[1] == "t" else (k, n))
+        if tiling.splits > 1:
+            parts = _call(case, tiling, blocks, interpret, (m, n, k), a, b, None, None)
+            c = _added(case, parts.reshape(case.batch, -1, *parts.shape[1:]), bias, r)
+            return c if lead else c[0]
         r = None if r is None else _padded(r, (m, n))
         if bias is not None:
             bias = jnp.pad(bias, (0, pl.cdiv(n, tiling.block_n) * tiling.block_n - case.n))
@@ -51,6 +57,16 @@ def function(case: Gemm, tiling: GemmTiling, blocks: int, interpret: Any) -> Cal
         return c if lead else c[0]
 
     return compute
+
+
+def _added(case: Gemm, parts: jax.Array, bias: jax.Array | None, residual: jax.Array | None) -> jax.Array:
+    """C from the parts of its transpose, (batch, splits, N, M) in f32, of whole tiles."""
+    c = parts.sum(axis=1)[:, : case.n, : case.m].swapaxes(1, 2)
+    if bias is not None:
+        c = c + bias.astype(jnp.float32)
+    if residual is not None:
+        c = c + residual.astype(jnp.float32)
+    return activated(case.epilogue, c).astype(dtype(case.out).storage)
 
 
 def _padded(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
@@ -72,10 +88,13 @@ def _call(
     t, a_t, b_t = tiling, case.layout[0] == "t", case.layout[1] == "t"
     across, down = (t.cluster if t.shares == "a" else 1), (t.cluster if t.shares == "b" else 1)
     tiles_m, tiles_n = pl.cdiv(m, t.block_m * down), pl.cdiv(n, t.block_n * across)
-    steps = pl.cdiv(k, t.depth)
-    work = case.batch * tiles_m * tiles_n
+    split = t.splits > 1
+    steps = pl.cdiv(pl.cdiv(k, t.depth), t.splits)
+    splits = pl.cdiv(pl.cdiv(k, t.depth), steps)  # none without a step
+    products = case.batch * splits
+    work = products * tiles_m * tiles_n
     clusters = min(blocks // t.cluster, work)
-    out = dtype(case.out).storage
+    out = jnp.float32 if split else dtype(case.out).storage
     chunk = t.chunk(case)
     promoted = case.dtype == "f8e4m3" and case.acc == "f32"
     accumulator = plgpu.ACC((t.rows, t.cols), jnp.float32)
@@ -88,7 +107,7 @@ def _call(
         mine = lax.div(work - 1 - me, clusters) + 1
 
         def place(i: Any) -> tuple[Any, Any, Any]:
-            """Product, first row and first column of this block's i-th tile."""
+            """Product (or its part), first row and first column of this block's i-th tile."""
             at = me + i * clusters
             product, at = lax.div(at, tiles_m * tiles_n), lax.rem(at, tiles_m * tiles_n)
             row, col = plgpu.planar_snake(at, (tiles_m, tiles_n), t.minor, t.width)
@@ -105,9 +124,12 @@ def _call(
             def load_tile(i: Any, _: None) -> None:
                 product, row, col = place(i)
                 rows, cols = pl.ds(row, t.block_m), pl.ds(col, t.block_n)
+                begin = 0
+                if split:
+                    begin, product = lax.rem(product, splits) * steps, lax.div(product, splits)
 
                 def load(ki: Any, _: None) -> None:
-                    s, depth = i * steps + ki, pl.ds(ki * t.depth, t.depth)
+                    s, depth = i * steps + ki, pl.ds((begin + ki) * t.depth, t.depth)
                     slot = lax.rem(s, t.stages)
 
                     @pl.when(s >= t.stages)
@@ -193,6 +215,7 @@ def _call(
                 for number, first in enumerate(range(0, t.part_n, chunk)):
                     slot = number % 2
                     at = (product, pl.ds(row + row_of, t.part_m), pl.ds(col + col_of + first, chunk))
+                    at = (at[0], at[2], at[1]) if split else at
                     # The slot's last store has been read: of others one may be under way, of the same none.
                     plgpu.wait_smem_to_gmem(1 if t.part_n > chunk else 0, wait_read_only=True)
                     part = c if t.swapped else c[:, first : first + chunk]
@@ -206,8 +229,9 @@ def _call(
                         layout = plgpu.Layout.WGMMA.reduce(1 - axis)
                         added = plgpu.load(gmem["bias"], columns, layout=layout, optimized=False)
                         part = part + lax.broadcast_in_dim(added.astype(jnp.float32), part.shape, [axis])
-                    stored = c_smem.at[wg, slot].transpose((1, 0)) if t.swapped else c_smem.at[wg, slot]
-                    stored[...] = activated(case.epilogue, part).astype(out)
+                    as_held = split or not t.swapped
+                    stored = c_smem.at[wg, slot] if as_held else c_smem.at[wg, slot].transpose((1, 0))
+                    stored[...] = part if split else activated(case.epilogue, part).astype(out)
                     plgpu.commit_smem()
                     plgpu.copy_smem_to_gmem(c_smem.at[wg, slot], c_gmem.at[at])
 
@@ -224,11 +248,11 @@ def _call(
     )
     kernel = plgpu.kernel(
         pallas_gemm,
-        out_type=jax.ShapeDtypeStruct((case.batch, m, n), out),
+        out_type=jax.ShapeDtypeStruct((products, n, t.block_m) if split else (products, m, n), out),
         scratch_types=[
             tiles(a_shape, a.dtype),
             tiles(b_shape, b.dtype),
-            tiles((t.consumers, 2, t.part_m, chunk), out),
+            tiles((t.consumers, 2, chunk, t.part_m) if split else (t.consumers, 2, t.part_m, chunk), out),
             plgpu.Barrier(num_arrivals=2, num_barriers=t.stages),
             returned,
             plgpu.Barrier(num_barriers=(t.consumers, 2)) if residual is not None else None,

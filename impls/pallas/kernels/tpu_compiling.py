@@ -85,10 +85,12 @@ def _compiled(
 
 @cache
 def _place(topology: str) -> SingleDeviceSharding | str:
-    """One device of a topology that is not there, or why libtpu has none."""
+    """One device of a topology that is not there, or that libtpu knows no such generation."""
     try:
         return SingleDeviceSharding(topologies.get_topology_desc(topology, "tpu").devices[0])
-    except Exception as error:  # whatever a missing or an older libtpu raises
+    except jax.errors.JaxRuntimeError as error:
+        if "INVALID_ARGUMENT" not in str(error):  # libtpu itself is at fault: that says nothing of the kernel
+            raise
         return _sentence(str(error))
 
 
