@@ -8,10 +8,15 @@ On a GPU the product is asked for in the output dtype, as XLA then hands it to o
 rounding; f8 is multiplied as it is, with jax's default precision for fast accumulation and its highest for promoted.
 An f16 product with one row or column is asked for in f32: XLA would add it up in f16 (jax 0.11.2: 24 times the
 tolerance at K = 48).
+
+There an epilogue in f32 is a kernel of its own. Written in the output dtype, XLA's rewriter of products takes it for
+one of cuBLASLt's (bias, ReLU, the tanh form of GELU, a matrix added), unless a Triton kernel of XLA's is in the running
+for the product: ``xla.cublaslt`` switches these off.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -89,10 +94,55 @@ class RaggedDot(Default):
         return _Product(case, device, ragged=True)
 
 
-class _Product(Program):
-    """A compiled function of the case's inputs, in their order."""
+class CublasLt(Default):
+    """The epilogue inside cuBLASLt's kernel, which adds and activates in f32; ``config.epilogue`` says what it is."""
 
-    def __init__(self, case: Gemm, device: Device, ragged: bool) -> None:
+    name: ClassVar[str] = "xla.cublaslt"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    summary: ClassVar[str] = "without XLA's Triton products, so that the epilogue goes into cuBLASLt's kernel"
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        """Products that XLA gives no epilogue: those without one, integers, single rows and columns, groups."""
+        assert isinstance(case, Gemm)
+        if case.epilogue == "none":
+            return "There is no epilogue to fuse: xla.default is the product."
+        if case.dtype == "i8":
+            return "XLA gives cuBLASLt's integer products no epilogue."
+        if 1 in (case.m, case.n):
+            return "XLA multiplies by a single row or column without cuBLASLt."
+        return super().refuses(case, device)
+
+    def prepare(self, case: Case, device: Device) -> Program:
+        """Lowers and compiles the case. Raises RuntimeError where XLA left the epilogue outside."""
+        assert isinstance(case, Gemm)
+        program = _Product(case, device, ragged=False, fused=True)
+        program.config["epilogue"] = found = epilogue_within(str(program.artefacts["optimized_hlo.txt"]))
+        if found is None:
+            raise RuntimeError("XLA left the epilogue outside cuBLASLt's call; xla.default computes it as it is meant.")
+        return program
+
+
+def epilogue_within(hlo: str) -> str | None:
+    """What the only call of cuBLASLt in an optimised HLO text does besides the product, in XLA's words; None: nothing.
+
+    ``BIAS``, ``BIAS_RELU``, ``BIAS_GELU``, or ``MATRIX`` where a matrix is added.
+    """
+    calls = [line for line in hlo.splitlines() if 'custom_call_target="__cublas$lt$matmul' in line]
+    found = re.search(r'"beta":(\d).*"epilogue":"(\w+)"', calls[0]) if len(calls) == 1 else None
+    if found is None or found.groups() == ("0", "DEFAULT"):
+        return None
+    return found[2] if found[2] != "DEFAULT" else "MATRIX"
+
+
+class _Product(Program):
+    """A compiled function of the case's inputs, in their order.
+
+    Args:
+        ragged: a grouped product reads its group sizes at run time.
+        fused: the epilogue is to go into cuBLASLt's kernel.
+    """
+
+    def __init__(self, case: Gemm, device: Device, ragged: bool, fused: bool = False) -> None:
         super().__init__()
         import jax
 
@@ -105,7 +155,8 @@ class _Product(Program):
             self.config["group_sizes"] = "read at run time" if ragged else "compiled in"
         specs = case.input_specs()
         avals = {name: jax.ShapeDtypeStruct(s.shape, jax_arrays.jax_dtype(s.dtype)) for name, s in specs.items()}
-        compiled = jax.jit(lambda **inputs: _gemm(case, device.kind, ragged, inputs)).lower(**avals).compile()
+        lowered = jax.jit(lambda **inputs: _gemm(case, device.kind, ragged, fused, inputs)).lower(**avals)
+        compiled = lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False} if fused else None)
         self._call = compiled
         self._last: jax.Array | None = None
         self.artefacts["optimized_hlo.txt"] = compiled.as_text()
@@ -141,8 +192,8 @@ class _Product(Program):
         return {name: self._arrays.to_numpy(array) for name, array in loaded.items()}
 
 
-def _gemm(case: Gemm, device_kind: str, ragged: bool, inputs: Mapping[str, Any]) -> jax.Array:
-    """The case as a jax function of its inputs by name."""
+def _gemm(case: Gemm, device_kind: str, ragged: bool, narrow: bool, inputs: Mapping[str, Any]) -> jax.Array:
+    """The case as a jax function of its inputs by name; ``narrow``: with its epilogue in the output dtype."""
     import jax
     import jax.numpy as jnp
 
@@ -178,12 +229,12 @@ def _gemm(case: Gemm, device_kind: str, ragged: bool, inputs: Mapping[str, Any])
         groups = enumerate(zip(case.groups, accumulate(case.groups), strict=True))
         parts = [dot(a[stop - rows : stop], b[g]) for g, (rows, stop) in groups if rows]
         c = jnp.concatenate(parts)
-    if case.epilogue != "none":
+    if case.epilogue != "none" and not narrow:
         c = c.astype(wide)
     if "bias" in inputs:
-        c = c + inputs["bias"].astype(wide)
+        c = c + inputs["bias"].astype(c.dtype)
     if "residual" in inputs:
-        c = c + inputs["residual"].astype(wide)
+        c = c + inputs["residual"].astype(c.dtype)
     if case.epilogue == "bias+relu":
         c = jax.nn.relu(c)
     elif case.epilogue == "bias+gelu":
