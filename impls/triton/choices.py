@@ -37,6 +37,7 @@ class Tile:
         halves: C leaves in two halves, for less shared memory.
         flatten: the loops over tiles and over K are pipelined as one.
         tma: operands come by descriptors, where a kernel has both ways.
+        pair: the tile is two of half the rows, products of their own: promoted sums take half of the registers.
     """
 
     bm: int
@@ -50,6 +51,7 @@ class Tile:
     halves: bool = False
     flatten: bool = False
     tma: bool = False
+    pair: bool = False
 
     def options(self) -> dict[str, int]:
         """For Triton's compiler."""

@@ -111,7 +111,8 @@ def _described(tensor: torch.Tensor, rows: int, columns: int, stacked: bool) -> 
 
 def _operands(case: Gemm, tile: Tile, tensors: Tensors, stacked: bool) -> dict[str, TensorDescriptor]:
     """A and B, as they are stored, with the tiles that a step takes."""
-    a_tile = (tile.bm, tile.bk) if case.layout[0] == "n" else (tile.bk, tile.bm)
+    rows = tile.bm // (1 + tile.pair)
+    a_tile = (rows, tile.bk) if case.layout[0] == "n" else (tile.bk, rows)
     b_tile = (tile.bk, tile.bn) if case.layout[1] == "n" else (tile.bn, tile.bk)
     return {"a": _described(tensors["A"], *a_tile, stacked), "b": _described(tensors["B"], *b_tile, stacked)}
 
@@ -134,12 +135,13 @@ def _by_descriptors(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> W
         "k": case.k,
         **_common(case, tile),
         **_transposed(case),
+        "PAIR": tile.pair,
     }
     if variant == "persistent_tma":
         stacked = stacks(case, tile)
         arguments |= {
             **_operands(case, tile, tensors, stacked),
-            "c": _described(tensors["C"], tile.bm, tile.bn // (1 + tile.halves), stacked),
+            "c": _described(tensors["C"], tile.bm // (1 + tile.pair), tile.bn // (1 + tile.halves), stacked),
             "HALVES": tile.halves,
             "FLATTEN": tile.flatten,
             "STACKED": stacked,

@@ -73,6 +73,44 @@ def product_by_descriptors(
 
 
 @triton.jit
+def pair_by_descriptors(
+    a,
+    b,
+    batch,
+    row,
+    column,
+    m,
+    n,
+    k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    STACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The product of a tile as two of BM / 2 rows each, which share B's tile: promoted sums then take the registers of
+    half a tile, one after the other."""
+    HALF: tl.constexpr = BM // 2
+    top, bottom = start(HALF, BN, PRECISION), start(HALF, BN, PRECISION)
+    for i in tl.range(0, k, BK):
+        if A_TRANSPOSED:
+            above = load(a, batch, k, i, row, BK, HALF, STACKED).T
+            below = load(a, batch, k, i, row + HALF, BK, HALF, STACKED).T
+        else:
+            above = load(a, batch, m, row, i, HALF, BK, STACKED)
+            below = load(a, batch, m, row + HALF, i, HALF, BK, STACKED)
+        if B_TRANSPOSED:
+            b_tile = load(b, batch, n, column, i, BN, BK, STACKED).T
+        else:
+            b_tile = load(b, batch, k, i, column, BK, BN, STACKED)
+        top = step(above, b_tile, top, PRECISION)
+        bottom = step(below, b_tile, bottom, PRECISION)
+    return top, bottom
+
+
+@triton.jit
 def tiles(
     a,
     b,
@@ -87,6 +125,7 @@ def tiles(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
     HALVES: tl.constexpr,
+    PAIR: tl.constexpr,
     FLATTEN: tl.constexpr,
     SPECIALISE: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -100,9 +139,11 @@ def tiles(
     """Every n-th tile of C, n being the number of programs.
 
     Args:
-        a, b, c: descriptors of A, B and C as they are stored, with tiles of theirs (C: of BM x BN / (1 + HALVES)).
+        a, b, c: descriptors of A, B and C as they are stored, with tiles of theirs (A and C: BM / (1 + PAIR) rows, C:
+            BN / (1 + HALVES) columns).
         addend: pointer to bias or residual.
         HALVES: C leaves in two halves of BN / 2 columns, which takes half of the shared memory.
+        PAIR: in two halves of BM / 2 rows, each a product of its own; not with HALVES.
         FLATTEN: the loops over tiles and over K are pipelined as one.
         SPECIALISE: loads, products and epilogue get warps of their own.
     """
@@ -120,39 +161,49 @@ def tiles(
         at = addend
         if EPILOGUE == "residual":
             at += batch.to(tl.int64) * m * n
-        rows = row + tl.arange(0, BM)
+        rows = row + tl.arange(0, BM // (1 + PAIR))
         if WIDE:
             rows = rows.to(tl.int64)
-        acc = product_by_descriptors(
-            a,
-            b,
-            batch,
-            row,
-            column,
-            0,
-            k,
-            m,
-            n,
-            k,
-            BM,
-            BN,
-            BK,
-            A_TRANSPOSED,
-            B_TRANSPOSED,
-            STACKED,
-            STACKED,
-            PRECISION,
-        )
-        if HALVES:
-            left, right = acc.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
-            columns = column + tl.arange(0, BN // 2)
-            values = finish(left, at, rows, columns, m, n, WHOLE, EPILOGUE)
-            put(c, values, batch, m, row, column, BM, BN // 2, STACKED)
-            values = finish(right, at, rows, columns + BN // 2, m, n, WHOLE, EPILOGUE)
-            put(c, values, batch, m, row, column + BN // 2, BM, BN // 2, STACKED)
+        if PAIR:
+            top, bottom = pair_by_descriptors(
+                a, b, batch, row, column, m, n, k, BM, BN, BK, A_TRANSPOSED, B_TRANSPOSED, STACKED, PRECISION
+            )
+            columns = column + tl.arange(0, BN)
+            values = finish(top, at, rows, columns, m, n, WHOLE, EPILOGUE)
+            put(c, values, batch, m, row, column, BM // 2, BN, STACKED)
+            values = finish(bottom, at, rows + BM // 2, columns, m, n, WHOLE, EPILOGUE)
+            put(c, values, batch, m, row + BM // 2, column, BM // 2, BN, STACKED)
         else:
-            values = finish(acc, at, rows, column + tl.arange(0, BN), m, n, WHOLE, EPILOGUE)
-            put(c, values, batch, m, row, column, BM, BN, STACKED)
+            acc = product_by_descriptors(
+                a,
+                b,
+                batch,
+                row,
+                column,
+                0,
+                k,
+                m,
+                n,
+                k,
+                BM,
+                BN,
+                BK,
+                A_TRANSPOSED,
+                B_TRANSPOSED,
+                STACKED,
+                STACKED,
+                PRECISION,
+            )
+            if HALVES:
+                left, right = acc.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
+                columns = column + tl.arange(0, BN // 2)
+                values = finish(left, at, rows, columns, m, n, WHOLE, EPILOGUE)
+                put(c, values, batch, m, row, column, BM, BN // 2, STACKED)
+                values = finish(right, at, rows, columns + BN // 2, m, n, WHOLE, EPILOGUE)
+                put(c, values, batch, m, row, column + BN // 2, BM, BN // 2, STACKED)
+            else:
+                values = finish(acc, at, rows, column + tl.arange(0, BN), m, n, WHOLE, EPILOGUE)
+                put(c, values, batch, m, row, column, BM, BN, STACKED)
 
 
 @triton.jit
@@ -170,6 +221,7 @@ def persistent_tma(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
     HALVES: tl.constexpr,
+    PAIR: tl.constexpr,
     FLATTEN: tl.constexpr,
     WHOLE: tl.constexpr,
     WIDE: tl.constexpr,
@@ -194,6 +246,7 @@ def persistent_tma(
         BK,
         GROUP,
         HALVES,
+        PAIR,
         FLATTEN,
         False,
         WHOLE,
@@ -226,6 +279,7 @@ def persistent_tma_ws(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
+    PAIR: tl.constexpr,
     WHOLE: tl.constexpr,
     WIDE: tl.constexpr,
     A_TRANSPOSED: tl.constexpr,
@@ -235,12 +289,13 @@ def persistent_tma_ws(
 ):
     """Over descriptors of its own making, matrices stacked: the compiler cuts tiles for two groups of warps, and those
     of a descriptor that comes from outside it cannot cut (Triton 3.6)."""
-    a_tiles = describe(a, batches * k, m, BK, BM) if A_TRANSPOSED else describe(a, batches * m, k, BM, BK)
+    ROWS: tl.constexpr = BM // (1 + PAIR)
+    a_tiles = describe(a, batches * k, m, BK, ROWS) if A_TRANSPOSED else describe(a, batches * m, k, ROWS, BK)
     b_tiles = describe(b, batches * n, k, BN, BK) if B_TRANSPOSED else describe(b, batches * k, n, BK, BN)
     tiles(
         a_tiles,
         b_tiles,
-        describe(c, batches * m, n, BM, BN),
+        describe(c, batches * m, n, ROWS, BN),
         addend,
         batches,
         m,
@@ -251,6 +306,7 @@ def persistent_tma_ws(
         BK,
         GROUP,
         False,
+        PAIR,
         False,
         True,
         WHOLE,
