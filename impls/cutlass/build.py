@@ -43,6 +43,10 @@ FLAGS = (
     "--cudart=shared",
     "-Xcompiler=-fPIC,-O1",
 )
+# One of wgmma's shapes in CuTe's headers, the instruction or its traits: the head, the width, then the body.
+_SHAPE = re.compile(
+    r"^(struct (?:MMA_Traits<[\w:]*?|G?MMA_)64x(\d+)x\d+_[^\n]*\n)\{\n.*?^\};", re.MULTILINE | re.DOTALL
+)
 # ptxas: C7510 and C7511 say that wgmma instructions wait for one another.
 _SERIALIZED = re.compile(r"\((C751\d)\)[^\n]*serialized[^\n]*?(?= in the function|\n)")
 
@@ -149,6 +153,29 @@ def nvcc() -> Path:
     raise BuildError("There is no nvcc here: install the CUDA toolkit, 12.3 or newer, or set CUDA_HOME.")
 
 
+def thin(include: Path, columns: int, into: Path) -> None:
+    """CuTe's headers of wgmma's shapes, to be found before CUTLASS' own: all declared, but only those that a tile of so
+    many columns can use defined. There are 2112: reading all of them takes the compiler as long as all else.
+
+    Args:
+        include: CUTLASS' include folder.
+        columns: of the tile.
+        into: the include folder to write.
+    """
+
+    def declared(shape: re.Match[str]) -> str:
+        return f"{shape[1]}{{}};"
+
+    def defined_if_used(shape: re.Match[str]) -> str:
+        return shape[0] if columns % int(shape[2]) == 0 else declared(shape)
+
+    for file in (*include.glob("cute/arch/mma_sm90_gmma*.hpp"), *include.glob("cute/atom/mma_traits_sm90_gmma*.hpp")):
+        text = _SHAPE.sub(declared if "sparse" in file.name else defined_if_used, file.read_text())
+        written = into / file.relative_to(include)
+        written.parent.mkdir(parents=True, exist_ok=True)
+        written.write_text(text)
+
+
 def _compile(kernel: Kernel, file: Path) -> None:
     try:
         compiler, include = nvcc(), headers()
@@ -161,7 +188,8 @@ def _compile(kernel: Kernel, file: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="ridgemark-cutlass-") as scratch:
         text, made = Path(scratch) / f"{kernel.name}.cu", Path(scratch) / file.name
         text.write_text(source(kernel))
-        command: list[str | Path] = [compiler, *FLAGS, f"-I{include}", "-o", made, text]
+        thin(include, kernel.n, own := Path(scratch) / "include")
+        command: list[str | Path] = [compiler, *FLAGS, f"-I{own}", f"-I{include}", "-o", made, text]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
         said = done.stdout + done.stderr
         if done.returncode != 0:

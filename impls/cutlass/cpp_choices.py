@@ -28,8 +28,9 @@ _MULTIPROCESSORS = 132
 # Operand types as the instruction names them (PTX ISA, wgmma.mma_async).
 _INSTRUCTION_DTYPE = {"tf32": "tf32", "f16": "f16", "bf16": "bf16", "f8e4m3": "e4m3", "i8": "s8"}
 # Registers of a consumer thread, as CUTLASS deals them out (setmaxnreg 240 with two consumer warpgroups), less what
-# addresses and the epilogue take. 128x256 ping-pong (256 accumulators) serializes its wgmma: ptxas C7511.
-_ACCUMULATORS = 200
+# addresses and the epilogue take. 256x208 cooperative (208 accumulators) spills nothing; 128x256 ping-pong (256)
+# serializes its wgmma: ptxas C7511.
+_ACCUMULATORS = 208
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,14 @@ def _must_swap(case: Gemm) -> bool:
     return case.dtype == "tf32" and case.layout[1] == "n" and case.layout[0] == "n"
 
 
+def _swaps(case: Gemm, columns: int) -> bool:
+    """Whether a tile of so many columns is better computed transposed: what is stored along N lies in shared memory in
+    pieces of 128 bytes, or, where the width is no multiple of that, in small ones that wgmma reads slowly. The tile's
+    rows are always a multiple."""
+    in_pieces = columns * dtype(case.dtype).bytes % 128 == 0
+    return _must_swap(case) or (case.layout == "nn" and not in_pieces)
+
+
 def rule(case: Gemm) -> Choice:
     """A choice that fits sm_90, for what was not tuned."""
     line = 128 // dtype(case.dtype).bytes
@@ -227,17 +236,18 @@ def space(case: Gemm) -> list[Choice]:
             for k, splits in product((1, 2), (0, 2))
         ]
         return [*whole, *split]
-    # Widths beside the powers of two: the last wave of tiles should leave few multiprocessors idle.
+    # Widths beside the powers of two: the last wave of tiles should leave few multiprocessors idle. The more a tile
+    # computes of what it loads, the less power goes into loading, and where that is what limits the clock, it counts.
     shapes = (
         *((128, n, "cooperative", stream_k) for n in (256, 224, 192, 128) for stream_k in (False, True)),
-        (256, 128, "cooperative", False),
+        *((256, n, "cooperative", False) for n in (208, 192, 176, 160, 128)),
         (128, 192, "pingpong", False),
         (128, 128, "pingpong", False),
         (64, 256, "pingpong", False),
     )
     clusters, walks = ((1, 1), (2, 1), (1, 2)), tuple(product(("m", "n"), (1, 2, 4, 8)))
     found = [
-        Choice(m, n, line, *cluster, schedule, stream_k, _must_swap(case), raster, swizzle)
+        Choice(m, n, line, *cluster, schedule, stream_k, _swaps(case, n), raster, swizzle)
         for (m, n, schedule, stream_k), cluster, (raster, swizzle) in product(shapes, clusters, walks)
         if not (stream_k and case.groups)
     ]

@@ -101,6 +101,14 @@ def test_f8_promotes_unless_it_is_fast() -> None:
     assert "FP8FastAccum" not in promoted and "warpspecialized_fp8.hpp" in promoted
 
 
+def test_other_widths_of_wgmma_are_declared() -> None:
+    define = "#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED\n"
+    first_include = "#include <cstdio>"
+    wide = source(replace(KERNEL, m=256, n=208))
+    assert define in wide and wide.index(define) < wide.index(first_include)
+    assert all(define not in source(replace(KERNEL, n=n)) for n in (16, 64, 128, 192, 256))
+
+
 # --- the cache ------------------------------------------------------------------------------------------------------
 
 
@@ -239,6 +247,32 @@ def test_without_headers_it_says_what_to_install(tmp_path: Path, monkeypatch: py
         build.headers()
 
 
+def test_only_the_shapes_that_a_tile_can_use_are_read(tmp_path: Path) -> None:
+    def shape(name: str, body: str) -> str:
+        return f"template <int a>\nstruct {name}\n{{\n  {body}\n  void f() {{\n  }}\n}};\n"
+
+    arch, atom = (tmp_path / "whole" / "cute" / folder for folder in ("arch", "atom"))
+    for folder in (arch, atom):
+        folder.mkdir(parents=True)
+    widths = (16, 64, 104, 208)
+    (arch / "mma_sm90_gmma.hpp").write_text(
+        "enum class Major { K };\n" + "".join(shape(f"MMA_64x{n}x16_F32BF16BF16_SS", f"int of_{n};") for n in widths)
+    )
+    (arch / "mma_sm90_gmma_sparse.hpp").write_text(shape("GMMA_64x208x32_F32BF16BF16_SS", "int sparse;"))
+    (atom / "mma_traits_sm90_gmma.hpp").write_text(
+        "".join(shape(f"MMA_Traits<SM90_64x{n}x16_F32BF16BF16_SS<a>>", f"int of_{n};") for n in widths)
+    )
+    build.thin(tmp_path / "whole", 208, tmp_path / "thin")
+    for name in ("arch/mma_sm90_gmma.hpp", "atom/mma_traits_sm90_gmma.hpp"):
+        text = (tmp_path / "thin" / "cute" / name).read_text()
+        # 208 = 13 x 16 = 2 x 104; it is no multiple of 64.
+        assert re.findall(r"of_(\d+)", text) == ["16", "104", "208"]
+        assert re.search(r"64x64x16_F32BF16BF16_SS(<a>>)?\n\{\};", text)
+        assert text.count("template <int a>") == text.count("struct ") == len(widths)
+    assert "enum class Major { K };" in (tmp_path / "thin" / "cute" / "arch" / "mma_sm90_gmma.hpp").read_text()
+    assert "int sparse" not in (tmp_path / "thin" / "cute" / "arch" / "mma_sm90_gmma_sparse.hpp").read_text()
+
+
 def test_headers_of_another_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTLASS_PATH", str(fake_headers(tmp_path, "3.9.1")))
     with pytest.raises(build.BuildError, match=r"is CUTLASS 3\.9\.1"):
@@ -282,6 +316,14 @@ def test_every_choice_leaves_registers(dtype: str, shape: str) -> None:
         assert cpp_choices.fits(case, choice), choice
     # A thread of one warpgroup would hold 256 accumulators.
     assert not cpp_choices.fits(gemm("64x64x64:bf16"), Choice(128, 256, 64, schedule="pingpong"))
+
+
+def test_what_is_stored_along_n_comes_in_whole_lines() -> None:
+    # nn: B, stored along N, would lie in the width of 208 in 13 pieces of 32 bytes; transposed it lies in the height.
+    for spec, transposed in (("nn", True), ("nt", False)):
+        by_width = {c.n: c.swapped for c in cpp_choices.space(gemm(f"8192x8192x8192:bf16:{spec}"))}
+        assert by_width[208] is by_width[176] is by_width[160] is transposed
+        assert by_width[256] is by_width[192] is by_width[128] is False
 
 
 def test_one_technique_is_switched_off() -> None:

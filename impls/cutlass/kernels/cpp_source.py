@@ -44,10 +44,14 @@ _SCHEDULES = {
     ),
 }
 
+# Widths of the wgmma instructions that CuTe declares unasked. The others' declarations are twice as long as all of its
+# own together, and without them it would cut a tile of 208 columns into 13 instructions of 16.
+_DECLARED_WIDTHS = (8, 16, 32, 64, 96, 128, 192, 256)
+
 _HEAD = """\
 // {title}
 // Written by impls/cutlass/kernels/cpp_source.py.
-#include <cstdio>
+{widths}#include <cstdio>
 #include <new>
 
 #include "cutlass/cutlass.h"
@@ -353,6 +357,7 @@ def source(kernel: Kernel) -> str:
     )
     head = _HEAD.format(
         title=kernel.name,
+        widths="" if kernel.n in _DECLARED_WIDTHS else "#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED\n",
         mainloop=mainloop,
         kernel=header,
         orientation=orientation,
