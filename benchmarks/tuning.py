@@ -136,6 +136,11 @@ def compile_all(todo: Sequence[Job], arch: str, processes: int) -> dict[tuple[st
         return {(name, case, choice): why for (name, case, choice, _), why in zip(tasks, troubles, strict=True) if why}
 
 
+def with_candidates(todo: Sequence[Job], failed: dict[tuple[str, str, Choice], str]) -> list[Job]:
+    """The jobs that have anything left: what is to be compiled elsewhere may not be here at all."""
+    return [j for j in todo if any((j.implementation.name, j.case.id, c) not in failed for c in j.candidates)]
+
+
 def _some(array: np.ndarray) -> np.ndarray:
     """Every 61st element: a prime, so that no tile's edge is always left out."""
     return array.reshape(-1)[::61].astype(np.float32)
@@ -277,8 +282,10 @@ def main() -> None:
     failed = compile_all(todo, device.arch, len(os.sched_getaffinity(0)))
     candidates = sum(len(j.candidates) for j in todo)
     print(f"{candidates} candidates compiled in {time.monotonic() - begin:.0f} s, {len(failed)} failed", flush=True)
-    for why, count in Counter(failed.values()).most_common(5):
-        print(f"  {count} times {why[:160]}")
+    # A message may name its candidate: what many have in common is the error's type.
+    for kind, count in Counter(why.partition(":")[0] for why in failed.values()).most_common(5):
+        print(f"  {count} times such as {next(why for why in failed.values() if why.startswith(kind))[:200]}")
+    todo = with_candidates(todo, failed)
     # The library that the kernels are written in: env.toml names it first.
     library, version = next(iter(reported_versions(arguments.stack, "cuda").items()))
     for case in dict.fromkeys(j.case for j in todo):

@@ -79,6 +79,12 @@ def test_keeps_the_fastest_that_is_right() -> None:
     assert not {5, 7, 13} & set(bench.looked)
 
 
+def test_cases_of_which_nothing_compiled_are_not_prepared() -> None:
+    failed = {("mine.kernel", CASE.id, Tile(size)): "BuildError: not here" for size in (1, 2)}
+    some = job(2, 3)
+    assert tuning.with_candidates([job(1, 2), some], failed) == [some]
+
+
 def test_looks_again_at_the_best_few_only() -> None:
     bench = Bench({size: float(size) for size in range(20, 40)})
     tuning.search(job(*range(20, 40)), bench, {}, time.monotonic() + 60)

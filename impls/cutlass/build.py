@@ -181,8 +181,8 @@ def _compile(kernel: Kernel, file: Path) -> None:
         compiler, include = nvcc(), headers()
     except BuildError as error:
         raise BuildError(
-            f"{file.name} is not in {file.parent}, and cannot be compiled: {error} Or compile it elsewhere "
-            "(nox -s build) and copy it."
+            f"{file.name} is not in the cache, and cannot be compiled: {error} Or compile it elsewhere (nox -s build) "
+            "and copy it into the cache's folder cutlass."
         ) from error
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="ridgemark-cutlass-") as scratch:

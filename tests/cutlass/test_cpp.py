@@ -215,7 +215,7 @@ def test_serialized_wgmma_is_no_library(compiler: Path, cache: Path) -> None:
 def test_without_nvcc_it_says_what_to_do(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTLASS_PATH", str(fake_headers(tmp_path / "headers", build.CUTLASS)))
     monkeypatch.setattr(build, "nvcc", _raise("There is no nvcc here: install the CUDA toolkit."))
-    with pytest.raises(build.BuildError, match=r"\.so is not in .*no nvcc.*nox -s build"):
+    with pytest.raises(build.BuildError, match=r"\.so is not in the cache.*no nvcc.*nox -s build"):
         build.ensure(KERNEL)
 
 
