@@ -22,8 +22,10 @@ from impls.workloads.gemm import Gemm
 _STACK = Path(__file__).parent
 _REFERENCE = "NVIDIA H200"
 _H200_MULTIPROCESSORS = 132
-# Registers of a thread that sums may take, of 232 or 240; the rest hold addresses and the epilogue.
-_MOST_ACCUMULATORS = 192
+# Registers of a thread that sums may take, of 240; the rest hold addresses and the epilogue.
+_MOST_ACCUMULATORS = 208
+# The share of the best tiles' use of the multiprocessors below which others are not tried.
+_LEAST_USE = 0.92
 # The kernel counts rows, columns and tiles in 32 bits, and TMA addresses dimensions of 32 bits.
 _MOST_ELEMENTS = 2**31
 
@@ -94,13 +96,23 @@ def clusters(case: Gemm, choice: Choice, multiprocessors: int) -> int:
     groups = case.groups or (m,) * case.batch
     there = sum(math.ceil(rows / (choice.bm * choice.cluster_m)) for rows in groups)
     there *= math.ceil(n / (choice.bn * choice.cluster_n))
-    return min(there, multiprocessors // (choice.cluster_m * choice.cluster_n))
+    return min(there, max(1, multiprocessors // (choice.cluster_m * choice.cluster_n)))
 
 
 def fits(case: Gemm, choice: Choice) -> bool:
-    """Whether sums fit the registers, and at least three slots shared memory."""
+    """Whether sums fit the registers, at least three slots shared memory, and what a CTA loads the swizzle."""
+    if choice.swapped and case.groups is not None:
+        return False  # groups are of rows
     built = tiles(case, choice)
-    return built.accumulators <= _MOST_ACCUMULATORS and built.stages >= 3
+    # A load's share of a tile, and where M or N neighbours lie together 128 bytes of these.
+    down, across = (8 if major == "k" else ROWS for major in (built.a_major, built.b_major))
+    across = min(across, built.bn) if built.cluster_m == 1 and built.bn < ROWS else across
+    return (
+        built.bm % (down * built.cluster_n) == 0
+        and built.bn % (across * built.cluster_m) == 0
+        and built.accumulators <= _MOST_ACCUMULATORS
+        and built.stages >= 3
+    )
 
 
 def rule(case: Gemm) -> Choice:
@@ -234,17 +246,61 @@ def library(case: Gemm, choice: Choice) -> Path:
 
 
 def space(case: Gemm) -> list[Choice]:
-    """What tuning tries: tiles, schedules, clusters and orders that fit."""
-    found: list[Choice] = []
+    """What tuning tries: tiles, schedules, clusters and orders that fit, and that keep the multiprocessors busy."""
     if _skinny(case):
         width = max(8, 1 << (case.m - 1).bit_length())
-        for bm, consumers in ((64, 1), (128, 2)):
-            found.append(Choice(bm, width, consumers, raster="n", band=1, swapped=True))
-        return found
-    cooperative = [(128, 256), (256, 128), (256, 192), (128, 192)]
-    pingpong = [(64, 256), (128, 128), (128, 192), (64, 128)]
-    shapes = [(tile, False) for tile in cooperative] + [(tile, True) for tile in pingpong]
-    for (tile, turns), cluster in itertools.product(shapes, ((1, 1), (2, 1), (1, 2))):
-        for raster, band in itertools.product("mn", (4, 8, 16)):
-            found.append(Choice(*tile, 2, turns, *cluster, raster, band))
-    return [choice for choice in found if fits(case, choice)]
+        return [
+            Choice(bm, width, consumers, raster="n", band=1, swapped=True)
+            for bm, consumers in ((64, 1), (128, 1), (128, 2))
+        ]
+    found = []
+    for shape in _PROMOTED if tiles(case, rule(case)).promoted else _SHAPES:
+        one = Choice(*shape)
+        # B by rows is swizzled in whole 128 bytes of N: other widths are for the transposed product, where it is A.
+        kinds = [one] if fits(case, one) else [replace(one, swapped=True)]
+        found += [choice for choice in kinds if fits(case, choice)]
+    most = max(_use(case, choice) for choice in found)
+    return [
+        replace(choice, raster=raster, band=band)
+        for choice in found
+        if _use(case, choice) >= _LEAST_USE * most
+        for raster, band in itertools.product("mn", (4, 8))
+    ]
+
+
+# Rows and columns of a tile, consumers, turns, cluster: those that QuACK and CUTLASS C++ reach most with on an H200.
+_SHAPES = (
+    (256, 208, 2, False, 1, 2),
+    (256, 208, 2, False, 2, 1),
+    (256, 192, 2, False, 2, 1),
+    (256, 176, 2, False, 2, 1),
+    (256, 160, 2, False, 1, 2),
+    (128, 256, 2, False, 2, 1),
+    (128, 256, 2, False, 1, 2),
+    (256, 128, 2, False, 1, 2),
+    (256, 128, 2, False, 2, 1),
+    (128, 208, 2, True, 2, 1),
+    (128, 192, 2, True, 2, 1),
+    (128, 160, 2, True, 2, 1),
+    (128, 128, 2, True, 1, 2),
+    (128, 128, 2, True, 2, 1),
+    (64, 256, 2, True, 2, 1),
+    (128, 256, 2, False, 1, 1),
+)
+# With a second set of sums; warpgroups add while the other one multiplies, so that both share a tile.
+_PROMOTED = (
+    (128, 256, 2, False, 2, 1),
+    (128, 256, 2, False, 1, 2),
+    (128, 192, 2, False, 2, 1),
+    (128, 192, 2, False, 1, 2),
+    (128, 224, 2, False, 2, 1),
+    (128, 256, 2, False, 1, 1),
+)
+
+
+def _use(case: Gemm, choice: Choice) -> float:
+    """The share of an H200's multiprocessors that multiply what is wanted, over all waves of tiles."""
+    across = choice.cluster_m * choice.cluster_n
+    there = clusters(case, choice, 2**31)
+    waves = math.ceil(there / (_H200_MULTIPROCESSORS // across))
+    return case.m * case.n * case.batch / (waves * _H200_MULTIPROCESSORS * choice.bm * choice.bn)

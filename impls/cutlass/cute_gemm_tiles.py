@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +12,8 @@ from impls.workloads.dtypes import dtype
 ROWS = 64
 # Shared memory of a CTA (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0).
 SHARED_BYTES = 227 * 1024
+# Registers of a thread for the sums of one slot, which promotion adds to the others.
+_FRESH = 64
 # Barriers, and what aligning A, B and the output to 1024 bytes may take.
 _SPARE_BYTES = 2048
 
@@ -69,34 +72,58 @@ class GemmTiles:
 
     @property
     def instruction_n(self) -> int:
-        """N of a wgmma: of the tile, or with promotion such a part of it that the sums' registers suffice."""
-        return min(self.bn, 128) if self.promoted else self.bn
+        """N of a wgmma: the tile's, or with promotion such a part of it that the fresh sums' registers suffice."""
+        return self.bn // self.parts
 
     @property
     def parts(self) -> int:
         """Parts of N that are multiplied one after the other."""
-        return self.bn // self.instruction_n
+        if not self.promoted:
+            return 1
+        few = self.slabs * self.bn / 2 / _FRESH
+        return next(parts for parts in range(1, self.bn + 1) if parts >= few and self.bn % (8 * parts) == 0)
 
     @property
     def panel(self) -> int:
-        """Columns of D that pass through shared memory together: 128 bytes of a row."""
-        return min(self.bn, 128 // dtype(self.out).bytes if self.d_major == "n" else 64)
+        """Columns of D that a store takes out of shared memory: 128 bytes of a row at most."""
+        return math.gcd(self.instruction_n, 128 // dtype(self.out).bytes if self.d_major == "n" else 64)
 
     @property
-    def out_stages(self) -> int:
-        """Panels of a warpgroup under way."""
-        return 2
+    def panels(self) -> int:
+        """Panels of a slab that pass through shared memory together: of up to 8 KiB."""
+        return max(1, min(self.bn // self.panel, 8192 // self.panel_bytes))
+
+    @property
+    def panel_bytes(self) -> int:
+        """Of a panel in shared memory."""
+        return ROWS * self.panel * dtype(self.out).bytes
+
+    @property
+    def out_slots(self) -> int:
+        """Panels of a warpgroup that shared memory holds: twice those that pass through together."""
+        return 2 * self.panels
 
     @property
     def shared_bytes(self) -> int:
         """A and B of every slot, and panels of D."""
-        panels = self.consumers * self.out_stages * ROWS * self.panel * dtype(self.out).bytes
-        return self.stages * 128 * (self.bm + self.bn) + panels + _SPARE_BYTES
+        return (
+            self.stages * 128 * (self.bm + self.bn) + self.consumers * self.out_slots * self.panel_bytes + _SPARE_BYTES
+        )
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread of the warpgroup that loads, and of those that multiply.
+
+        Of 65,536, in steps of 8, for (consumers + 1) * 128 threads.
+        """
+        if self.consumers == 2 and self.accumulators > 192:
+            return 24, 240
+        return {1: (56, 240), 2: (40, 232), 3: (32, 160)}[self.consumers]
 
     @property
     def accumulators(self) -> int:
         """Registers of a thread that hold sums."""
-        return self.slabs * self.bn // 2 + (self.instruction_n // 2 if self.promoted else 0)
+        return self.slabs * (self.bn + (self.instruction_n if self.promoted else 0)) // 2
 
 
 def place(index: Any, rows: Any, columns: Any, raster: Any, band: Any, least: Any) -> tuple[Any, Any]:

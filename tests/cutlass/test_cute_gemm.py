@@ -68,9 +68,15 @@ def test_every_candidate_of_a_flagship_case_fits_a_multiprocessor(case: Gemm) ->
         assert tiles.shared_bytes <= SHARED_BYTES
         assert tiles.stages >= 3
         # 65,536 registers, of which a warpgroup that multiplies gets 240 per thread at most.
-        assert tiles.accumulators <= 192
+        assert tiles.accumulators <= 208
         # A warpgroup's wgmma has 64 rows; cooperating warpgroups share a tile evenly.
         assert tiles.slabs * 64 * (1 if tiles.ping_pong else tiles.consumers) == tiles.bm
+        # Parts and panels, which a wgmma's N of whole 8 and a row of 128 bytes bound, make up the tile.
+        assert tiles.parts * tiles.instruction_n == tiles.bn and tiles.instruction_n % 8 == 0
+        assert tiles.instruction_n % tiles.panel == 0
+        threads = (128, 128 * tiles.consumers)
+        assert sum(x * y for x, y in zip(tiles.registers, threads, strict=True)) <= 65536
+    assert len({cute_gemm.tiles(case, choice) for choice in candidates}) <= 16
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([0, 1]), st.integers(1, 20))
@@ -106,6 +112,25 @@ def test_few_rows_are_computed_as_columns() -> None:
         assert cute_gemm.sizes(case, choice) == (8192, rows)
         tiles = cute_gemm.tiles(case, choice)
         assert (tiles.a_major, tiles.b_major, tiles.d_major) == ("k", "k", "m")
+
+
+def test_columns_of_no_whole_swizzle_are_those_of_the_transposed_product() -> None:
+    wide = Choice(256, 208, cluster_n=2)
+    assert cute_gemm.fits(gemm("8192x8192x8192:bf16:nt"), wide)
+    assert not cute_gemm.fits(gemm("8192x8192x8192:bf16"), wide)
+    assert cute_gemm.fits(gemm("8192x8192x8192:bf16"), replace(wide, swapped=True))
+    assert not cute_gemm.fits(gemm("g512+512x8192x8192:bf16:nt"), replace(wide, swapped=True))
+    tried = {(c.bm, c.bn, c.swapped) for c in cute_gemm.space(gemm("8192x8192x8192:bf16"))}
+    assert {(256, 208, True), (128, 256, False)} <= tried
+
+
+def test_promoted_sums_are_added_by_parts_that_make_up_the_tile() -> None:
+    for bn, parts in ((256, 2), (224, 2), (192, 2), (128, 1)):
+        tiles = cute_gemm.tiles(gemm("256x256x256:f8e4m3:nt"), Choice(128, bn))
+        assert (tiles.parts, tiles.instruction_n) == (parts, bn // parts)
+        assert tiles.accumulators == bn // 2 + bn // parts // 2
+    # A slab more, half the columns at a time.
+    assert cute_gemm.tiles(gemm("256x256x256:f8e4m3:nt"), Choice(256, 128)).instruction_n == 64
 
 
 def test_a_variant_without_clusters_keeps_tiles_and_the_width_of_bands() -> None:
@@ -163,6 +188,28 @@ def test_promotion_sums_128_products_on_their_own(ptx) -> None:
     assert "m64n128k32.f32.e4m3.e4m3" in promoted
     # One addition per sum of a thread: 64 x 256 over 128 threads.
     assert (fast.count("add.f32"), promoted.count("add.f32")) == (0, 128)
+
+
+def test_a_turn_is_passed_on_in_either_accumulation(ptx) -> None:
+    choice = Choice(64, 128, ping_pong=True)
+    for acc in ("fast", "f32"):
+        # The first turn, and the next one's.
+        assert ptx(gemm(f"256x256x256:f8e4m3:nt:acc={acc}"), choice).count("bar.arrive") == 2
+
+
+def test_a_tile_waits_for_the_stores_of_the_last_one(ptx) -> None:
+    # Three panels in two slots: the next tile's first panel goes where this tile's last is still being read.
+    text = ptx(gemm("4096x4096x4096:bf16:nt"), Choice(128, 192, ping_pong=True))
+    assert text.count("cp.async.bulk.wait_group.read \t0") == 2
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_a_tile_of_208_columns_is_one_wgmma_wide_and_stored_whole(ptx, layout: str) -> None:
+    case = gemm(f"8192x8192x8192:bf16:{layout}")
+    text = ptx(case, Choice(256, 208, cluster_n=2, swapped=layout == "nn"))
+    assert "wgmma.mma_async.sync.aligned.m64n208k16.f32.bf16.bf16" in text
+    # Panels of 16 columns, of two slabs of 64 rows.
+    assert text.count("cp.async.bulk.tensor.3d.global.shared::cta") == 2 * 208 // 16
 
 
 def test_a_library_is_compiled_once_and_named_for_its_content(ptx) -> None:

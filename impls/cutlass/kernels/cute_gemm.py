@@ -33,9 +33,6 @@ _DTYPES = {
     "f8e4m3": cutlass.Float8E4M3FN,
     "f32": cutlass.Float32,
 }
-# Registers of a thread by the number of consumers: (of the warpgroup that loads, of those that multiply). Of 65,536, in
-# steps of 8, for (consumers + 1) * 128 threads.
-_REGISTERS = {1: (56, 240), 2: (40, 232), 3: (32, 160)}
 # Named barriers: 0 is the CTA's, then each consumer's turn, then each consumer's own.
 _TURN = 1
 _OWN = 4
@@ -126,8 +123,9 @@ class Gemm:
         row, column = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
         a_layout = hopper.make_smem_layout_a(row if a_by_k else column, tile, self.dtype, t.stages)
         b_layout = hopper.make_smem_layout_b(column if not b_by_k else row, tile, self.dtype, t.stages)
-        d_slots = t.consumers * t.out_stages
-        d_smem = hopper.make_smem_layout_epi(self.out, row if d_by_n else column, (ROWS, t.panel), d_slots)
+        d_smem = hopper.make_smem_layout_epi(
+            self.out, row if d_by_n else column, (ROWS, t.panel), t.consumers * t.out_slots
+        )
         one_a, one_b, one_d = (cute.slice_(x, (None, None, 0)) for x in (a_layout, b_layout, d_smem))
         shared, alone = (
             cpasync.CopyBulkTensorTileG2SMulticastOp(),
@@ -205,7 +203,7 @@ class Gemm:
             cute.arch.sync_threads()
 
         if warp_index < 4:
-            cute.arch.setmaxregister_decrease(_REGISTERS[t.consumers][0])
+            cute.arch.setmaxregister_decrease(t.registers[0])
             if warp_index == 0:
                 self.load(
                     load_a,
@@ -225,7 +223,7 @@ class Gemm:
                     band,
                 )
         else:
-            cute.arch.setmaxregister_increase(_REGISTERS[t.consumers][1])
+            cute.arch.setmaxregister_increase(t.registers[1])
             self.multiply(
                 sa, sb, sd, full, empty, store, md, plain, added, mma, panel_mma, m, n, k, batch, raster, band
             )  # fmt: skip
@@ -437,6 +435,8 @@ class Gemm:
                     if slot == t.stages:
                         slot = Int32(0)
                         phase ^= 1
+                if cutlass.const_expr(t.ping_pong):
+                    cute.arch.barrier_arrive(barrier_id=_TURN + 1 - who, number_of_threads=2 * WARPGROUP)
             else:
                 last = slot
                 cute.arch.mbarrier_wait(full + slot, phase)
@@ -463,7 +463,7 @@ class Gemm:
                     self.tell(empty + last, lane)
             done += blocks * t.tiles_under_way
 
-            # Epilogue: panels of 64 rows, each through a slot of its own.
+            # Epilogue: panels of 64 rows, some at a time, through slots that the last ones but one have left.
             in_d = cute.domain_offset((first, 0), md[None, None, 0]) if t.grouped else md[None, None, entry]
             gd = cute.local_tile(in_d, (ROWS, t.panel), (None, None))
             from_d, to_d = cpasync.tma_partition(
@@ -474,41 +474,43 @@ class Gemm:
                 cute.group_modes(gd, 0, 2),
             )
             tile_row, tile_column = i * cm + at_m, j * cn + at_n
+            across = t.bn // t.panel
+            starts = list(range(0, across, t.panels))
             for s in cutlass.range_constexpr(slabs):
                 slab = tile_row * (t.bm // ROWS) + first_slab + s
-                for p in cutlass.range_constexpr(t.bn // t.panel):
-                    number = (s * (t.bn // t.panel) + p) % t.out_stages
-                    into = who * t.out_stages + number
-                    across = tile_column * (t.bn // t.panel) + p
-                    row = slab * ROWS + thread // 32 * 16 + thread % 32 // 4
-                    column = across * t.panel + thread % 4 * 2
-                    sums = acc[p * t.panel // t.instruction_n]
-                    self.finish(sums, narrow, s, p, added, entry, row, column, m, n)
-                    whole = not t.grouped or slab * ROWS + ROWS <= rows
+                row = slab * ROWS + thread // 32 * 16 + thread % 32 // 4
+                whole = not t.grouped or slab * ROWS + ROWS <= rows
+                for turn in cutlass.range_constexpr(len(starts)):
+                    there = range(starts[turn], min(starts[turn] + t.panels, across))
+                    into = who * t.out_slots + (s * len(starts) + turn) % 2 * t.panels
                     if whole:
-                        if warp_index % 4 == 0:  # the store that read this slot before
-                            cute.arch.cp_async_bulk_wait_group(t.out_stages - 1, read=True)
+                        if warp_index % 4 == 0:
+                            # Their number may be odd, so that a tile's first may follow another in the same slots.
+                            cute.arch.cp_async_bulk_wait_group(min(s + turn, 1), read=True)
                         cute.arch.barrier(barrier_id=_OWN + who, number_of_threads=WARPGROUP)
-                        cute.copy(
-                            copy,
-                            mine.retile(narrow),
-                            mine.partition_D(sd[None, None, into]),
-                        )
+                    for p in cutlass.range_constexpr(there.start, there.stop):
+                        column = (tile_column * across + p) * t.panel + thread % 4 * 2
+                        sums = acc[p * t.panel // t.instruction_n]
+                        self.finish(sums, narrow, s, p, added, entry, row, column, m, n)
+                        if whole:
+                            cute.copy(
+                                copy,
+                                mine.retile(narrow),
+                                mine.partition_D(sd[None, None, into + p - there.start]),
+                            )
+                        elif slab * ROWS < rows:  # the next rows are another group's
+                            self.scatter(narrow, plain, first, row, column, rows, n)
+                    if whole:
                         cute.arch.fence_proxy("async.shared", space="cta")
                         cute.arch.barrier(barrier_id=_OWN + who, number_of_threads=WARPGROUP)
                         if warp_index % 4 == 0:
-                            cute.copy(store, from_d[None, into], to_d[None, slab, across])
+                            for p in cutlass.range_constexpr(there.start, there.stop):
+                                cute.copy(
+                                    store,
+                                    from_d[None, into + p - there.start],
+                                    to_d[None, slab, tile_column * across + p],
+                                )
                             cute.arch.cp_async_bulk_commit_group()
-                    elif slab * ROWS < rows:  # the next rows are another group's
-                        self.scatter(
-                            narrow,
-                            plain,
-                            first,
-                            row,
-                            across * t.panel + thread % 4 * 2,
-                            rows,
-                            n,
-                        )
             index += step * t.tiles_under_way
         if warp_index % 4 == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
