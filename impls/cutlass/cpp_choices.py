@@ -155,11 +155,16 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
     best, found = _FAR, None
     for other, choice in tuned.choices(kept if kept.is_file() else tuned.file(_STACK, _REFERENCE), NAME):
         assert isinstance(other, Gemm)
+        chosen = Choice(**choice)
+        if other.m > 64 or other.groups:
+            if (swapped := _transposed(case, chosen.n)) is None:
+                continue
+            chosen = replace(chosen, swapped=swapped)
         if _alike(other) == _alike(case):
             sizes = zip(_sizes(case), _sizes(other), strict=True)
             distance = sum(abs(math.log2(x / y)) for x, y in sizes)
             if distance < best:
-                best, found = distance, (Choice(**choice), other.id)
+                best, found = distance, (chosen, other.id)
     return (found[0], f"tuned for {found[1]}") if found else (rule(case), "rule")
 
 
@@ -197,12 +202,17 @@ def _must_swap(case: Gemm) -> bool:
     return case.dtype == "tf32" and case.layout[1] == "n" and case.layout[0] == "n"
 
 
-def _swaps(case: Gemm, columns: int) -> bool:
-    """Whether a tile of so many columns is better computed transposed: what is stored along N lies in shared memory in
-    pieces of 128 bytes, or, where the width is no multiple of that, in small ones that wgmma reads slowly. The tile's
-    rows are always a multiple."""
-    in_pieces = columns * dtype(case.dtype).bytes % 128 == 0
-    return _must_swap(case) or (case.layout == "nn" and not in_pieces)
+def _transposed(case: Gemm, columns: int) -> bool | None:
+    """Whether a tile of so many columns computes C transposed; None where it suits the case in neither way.
+
+    What is stored along N lies in shared memory in pieces of 128 bytes or, where the width is no multiple of that, in
+    small ones that wgmma reads slowly: such a width wants a B whose K is contiguous. Heights are always a multiple.
+    """
+    if _must_swap(case):
+        return True
+    if columns * dtype(case.dtype).bytes % 128 == 0 or case.layout[1] == "t":
+        return False
+    return True if case.layout[0] == "n" and case.groups is None else None
 
 
 def rule(case: Gemm) -> Choice:
@@ -247,9 +257,9 @@ def space(case: Gemm) -> list[Choice]:
     )
     clusters, walks = ((1, 1), (2, 1), (1, 2)), tuple(product(("m", "n"), (1, 2, 4, 8)))
     found = [
-        Choice(m, n, line, *cluster, schedule, stream_k, _swaps(case, n), raster, swizzle)
+        Choice(m, n, line, *cluster, schedule, stream_k, swapped, raster, swizzle)
         for (m, n, schedule, stream_k), cluster, (raster, swizzle) in product(shapes, clusters, walks)
-        if not (stream_k and case.groups)
+        if not (stream_k and case.groups) and (swapped := _transposed(case, n)) is not None
     ]
     return [choice for choice in found if fits(case, choice)]
 

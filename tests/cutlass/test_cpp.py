@@ -320,10 +320,25 @@ def test_every_choice_leaves_registers(dtype: str, shape: str) -> None:
 
 def test_what_is_stored_along_n_comes_in_whole_lines() -> None:
     # nn: B, stored along N, would lie in the width of 208 in 13 pieces of 32 bytes; transposed it lies in the height.
-    for spec, transposed in (("nn", True), ("nt", False)):
-        by_width = {c.n: c.swapped for c in cpp_choices.space(gemm(f"8192x8192x8192:bf16:{spec}"))}
+    for layout, transposed in (("nn", True), ("nt", False), ("tt", False)):
+        by_width = {c.n: c.swapped for c in cpp_choices.space(gemm(f"8192x8192x8192:bf16:{layout}"))}
         assert by_width[208] is by_width[176] is by_width[160] is transposed
         assert by_width[256] is by_width[192] is by_width[128] is False
+    # Neither operand has K contiguous; groups are not transposed.
+    for neither in ("8192x8192x8192:bf16:tn", "g512+512x4096x4096:bf16"):
+        assert {c.n for c in cpp_choices.space(gemm(neither))} == {256, 192, 128}
+
+
+def test_a_neighbour_of_another_layout_takes_the_width_its_own_way(kept: Path) -> None:
+    choice = Choice(256, 208, 64, 1, 2, swapped=True).config()
+    few = Choice(64, 16, 128, schedule="pingpong", swapped=True).config()
+    chosen = {"gemm:8192x8192x8192:bf16": {"choice": choice}, "gemm:16x8192x8192:bf16:nt": {"choice": few}}
+    kept.write_text(json.dumps({"versions": {}, "choices": {"cutlass.cpp": chosen}}))
+    for layout, swapped in (("nn", True), ("nt", False), ("tt", False)):
+        near, _ = cpp_choices.choose(gemm(f"8192x8192x4096:bf16:{layout}"), "NVIDIA H200")
+        assert (near.n, near.swapped) == (208, swapped)
+    assert cpp_choices.choose(gemm("8192x8192x4096:bf16:tn"), "NVIDIA H200")[1] == "rule"
+    assert cpp_choices.choose(gemm("8x8192x8192:bf16:nt"), "NVIDIA H200")[0].swapped
 
 
 def test_one_technique_is_switched_off() -> None:
