@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from analysis import report as reports
 from benchmarks import profile as profiles
 from benchmarks.engine import cases as case_files
 from benchmarks.engine import doctor as doctors
-from benchmarks.engine import environments, machine, memory, records, session
+from benchmarks.engine import environments, machine, memory, records, session, trial
 from benchmarks.engine.progress import Progress
 from benchmarks.engine.reference import VARIANTS
 from impls import registry
@@ -230,12 +230,21 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the last run that did not come to its end.")
     ] = False,
+    prepare_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Longest that an implementation may take to prepare a case. Default: 5m, with --budget a tenth of it.",
+        ),
+    ] = None,
     folder: OutOption = Path("results"),
 ) -> None:
     """Check, then measure in interleaved rounds, record, and show the table.
 
     The baseline of each workload always takes part, and once more in a second process: that
     pair's ratio is the noise floor.
+    Cases run in the order of their file: put first what must not be lacking. With --budget, which
+    the last ones may exceed, there are fewer rounds where time is short.
     Ctrl-C keeps all that was measured; --resume goes on from there.
 
     [bold]Examples[/]
@@ -254,14 +263,15 @@ def compare(
         run = _unfinished_run(folder)
     else:
         chosen = _with_ceilings(_cases(cases, gemm, attention, device, default="quick"), device, folder)
-        run = _new_run(chosen, _taking_part(impl, device), _sustained(cases, chosen), folder)
+        run = _new_run(chosen, _taking_part(impl, device), _sustained(cases, chosen), folder, _without(cases))
     seconds = _seconds(budget) if budget else None
-    finished = _measure(run, device, seconds, named=bool(impl))
+    deadlines = trial.Deadlines.within(seconds, _seconds(prepare_limit) if prepare_limit else None)
+    finished = _measure(run, device, seconds, deadlines, named=bool(impl))
     rows = table.rows(records.read(run.path.parent), run=run.name)
     if finished and any(row.sol_fraction is not None and row.sol_fraction > 1 for row in rows):
         err.print("Something was faster than a measured ceiling: measuring the ceilings again.")
         ceilings = machine.ceiling_cases(device, _compute_dtypes(run.cases))
-        _measure(_new_run(ceilings, (), frozenset(), folder), device, None, named=False)
+        _measure(_new_run(ceilings, (), frozenset(), folder, {}), device, None, trial.Deadlines(), named=False)
         rows = table.rows(records.read(run.path.parent), run=run.name)
     out.print(table.rich_table(rows))
     out.print(f"Records: {run.path}", highlight=False)
@@ -362,15 +372,20 @@ class Run:
     cases: tuple[Case, ...]
     implementations: tuple[Implementation, ...]
     sustained: frozenset[str]
+    without: Mapping[str, Sequence[str]]
     already: records.Loaded | None = None
 
 
 def _new_run(
-    cases: tuple[Case, ...], implementations: tuple[Implementation, ...], sustained: frozenset[str], folder: Path
+    cases: tuple[Case, ...],
+    implementations: tuple[Implementation, ...],
+    sustained: frozenset[str],
+    folder: Path,
+    without: Mapping[str, Sequence[str]],
 ) -> Run:
     name = records.new_run_id()
     path = records.folder(folder, machine.name()) / f"{name}.jsonl"
-    return Run(name, path, secrets.randbits(31), cases, implementations, sustained)
+    return Run(name, path, secrets.randbits(31), cases, implementations, sustained, without)
 
 
 def _unfinished_run(folder: Path) -> Run:
@@ -397,11 +412,12 @@ def _unfinished_run(folder: Path) -> Run:
         tuple(map(parse_case, plan["cases"])),
         registry.select(plan["impls"]),
         frozenset(plan.get("sustained", ())),
+        plan.get("without", {}),
         already,
     )
 
 
-def _measure(run: Run, device: Device, budget_s: float | None, *, named: bool) -> bool:
+def _measure(run: Run, device: Device, budget_s: float | None, deadlines: trial.Deadlines, *, named: bool) -> bool:
     """Measure what the run still lacks; False where Ctrl-C ended it. ``named``: its stacks were asked for by name."""
     writer = records.Writer(run.path, run.name)
     for repair in [*writer.repairs, *(run.already.repairs if run.already else [])]:
@@ -409,9 +425,15 @@ def _measure(run: Run, device: Device, budget_s: float | None, *, named: bool) -
     try:
         implementations = _with_baselines(run.implementations, run.cases, device)
         built, missing = _environments(implementations, device, named=named)
-        plan = session.Plan(run.cases, implementations, budget_s, run.seed, run.sustained)
+        plan = session.Plan(run.cases, implementations, budget_s, run.seed, run.sustained, run.without)
         one = session.Session(
-            plan, device=device, environments=built, missing=missing, writer=writer, already=run.already
+            plan,
+            device=device,
+            environments=built,
+            missing=missing,
+            writer=writer,
+            already=run.already,
+            deadlines=deadlines,
         )
         try:
             with Progress(err, len(run.cases) - len(one.finished)) as progress:
@@ -487,6 +509,12 @@ def _sustained(cases: str | None, chosen: tuple[Case, ...]) -> frozenset[str]:
     if named:
         named |= {c.id for c in chosen if isinstance(c, Ceiling) and _draws_power(c)}
     return frozenset(c.id for c in chosen if c.id in named)
+
+
+def _without(cases: str | None) -> dict[str, list[str]]:
+    """Case id -> names of the implementations that its file leaves out there."""
+    entries = case_files.load(cases) if cases else []
+    return {e.case.id: sorted({i.name for i in registry.select(e.without)}) for e in entries if e.without}
 
 
 def _draws_power(case: Ceiling) -> bool:

@@ -13,11 +13,12 @@ A file holds any number of these, in any order::
     why = "..."                                              # optional: where the shape comes from
     tags = ["cpu"]                                           # optional: names of subsets
     regimes = ["burst"]                                      # optional: burst (default), sustained; a CPU has only warm
+    without = ["triton.split_k"]                             # optional: implementations, as --impl, that it leaves out
 
     [[sweep]]                                                # one case for every combination of `over`
     id = "gemm:{n}x{n}x{n}:{dtype}"
     over = { n = [256, 512], dtype = ["f32", "bf16"] }
-    why = "..."                                              # tags and regimes as above
+    why = "..."                                              # tags, regimes and without as above
 
     [[model]]                                                # cases derived from a model's public configuration,
     ...                                                      # under the [serving] table: see models.py
@@ -60,12 +61,14 @@ class Entry:
         why: where its shape comes from or what it shows, in words; may be empty.
         tags: the subsets it belongs to.
         regimes: how a GPU measures it (a CPU always measures warm).
+        without: patterns of implementations that are not worth their time here.
     """
 
     case: Case
     why: str
     tags: frozenset[str]
     regimes: tuple[str, ...]
+    without: frozenset[str] = frozenset()
 
 
 def names() -> list[str]:
@@ -137,7 +140,7 @@ def _entries(path: Path, document: Mapping[str, Any], headers: list[str]) -> Ite
         if kind == "model":
             yield from _derived(at, document, table)
             continue
-        keys = {"id": str, "why": str, "tags": list, "regimes": list}
+        keys = {"id": str, "why": str, "tags": list, "regimes": list, "without": list}
         _check(at, table, keys if kind == "case" else keys | {"over": dict})
         if "id" not in table:
             raise CaseFileError(f'{at} has no id. Write one such as id = "gemm:512x512x512:f32".')
@@ -173,13 +176,14 @@ def _entry(
     except CaseError as error:
         raise CaseFileError(f"{at}: {case_id!r} is no case: {error}") from error
     for holder in (document, table):
-        wrong = [t for key in ("tags", "regimes") for t in holder.get(key, []) if not isinstance(t, str)]
+        wrong = [t for key in ("tags", "regimes", "without") for t in holder.get(key, []) if not isinstance(t, str)]
         if wrong:
-            raise CaseFileError(f"{at}: tags and regimes are lists of strings; {wrong[0]!r} is none.")
+            raise CaseFileError(f"{at}: tags, regimes and without are lists of strings; {wrong[0]!r} is none.")
     regimes = table.get("regimes", document.get("regimes", ["burst"]))
     if not regimes or set(regimes) - set(REGIMES):
         raise CaseFileError(f"{at}: regimes = {regimes}; write one or both of {', '.join(REGIMES)}.")
-    return Entry(case, why, tags.union(document.get("tags", []), table.get("tags", [])), tuple(regimes))
+    tags = tags.union(document.get("tags", []), table.get("tags", []))
+    return Entry(case, why, tags, tuple(regimes), frozenset(table.get("without", [])))
 
 
 def _combinations(at: str, table: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -219,7 +223,7 @@ def _limited(path: Path, entries: Iterator[Entry]) -> list[Entry]:
 
 
 def _merged(entries: list[Entry]) -> list[Entry]:
-    """Every case once, with all reasons, tags and regimes of its entries."""
+    """Every case once, with all reasons, tags and regimes of its entries, without what they all leave out."""
     merged: dict[str, Entry] = {}
     reasons: dict[str, dict[str, None]] = {}
     for entry in entries:
@@ -227,7 +231,8 @@ def _merged(entries: list[Entry]) -> list[Entry]:
         reasons.setdefault(entry.case.id, {})[entry.why] = None
         regimes = tuple(r for r in REGIMES if r in before.regimes + entry.regimes)
         why = "; ".join(filter(None, reasons[entry.case.id]))
-        merged[entry.case.id] = Entry(entry.case, why, before.tags | entry.tags, regimes)
+        without = before.without & entry.without
+        merged[entry.case.id] = Entry(entry.case, why, before.tags | entry.tags, regimes, without)
     return list(merged.values())
 
 

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,6 +98,7 @@ class Operations:
         self._programs: dict[str, _Built] = {}
         self._mapped: dict[str, np.ndarray] = {}
         self._pinned: list[tuple[ModuleType, np.ndarray]] = []
+        self._gpu: ModuleType | None = None
         self._named: dict[str, Callable[..., dict[str, Any]]] = {
             "prepare": self.prepare,
             "attach": self.attach,
@@ -104,6 +106,7 @@ class Operations:
             "refill": self.refill,
             "block": self.block,
             "sustain": self.sustain,
+            "probe": self.probe,
             "inputs": self.inputs,
             "release": self.release,
             "shutdown": lambda: {},
@@ -138,20 +141,24 @@ class Operations:
             raise BadRequest(f"Program {program!r} is there already.")
         target = Device(**{**device, "features": frozenset(device["features"])})
         timing = importlib.import_module(TIMING[target.kind])
+        gpu = self._gpu = None if target.kind == "cpu" else importlib.import_module(GPU)
         wanted = parse_case(case)
         implementation = registry.find(impl, wanted.workload)
         start = time.perf_counter()
         built = implementation.prepare(wanted, target)
         seconds = time.perf_counter() - start
         # On a GPU it is the device's memory that counts.
-        gpu = None if target.kind == "cpu" else importlib.import_module(GPU)
         self._programs[program] = _Built(built, timing, gpu, Residency() if gpu is None else gpu.Residency())
         return {"prepare_s": seconds, "config": built.config, "flags": built.flags, "artefacts": built.artefacts}
 
-    def attach(self, program: str, arrays: Sequence[buffers.Descriptor]) -> dict[str, Any]:
-        """Map shared arrays before they are needed: every worker can at the same time, a second for some GiB."""
+    def attach(
+        self, program: str, given: Sequence[buffers.Descriptor], taken: Sequence[buffers.Descriptor]
+    ) -> dict[str, Any]:
+        """Map shared arrays, of inputs and of outputs, before they are needed: a second for some GiB, in all workers
+        at the same time."""
         built = self._get(program)
-        self._views({str(number): descriptor for number, descriptor in enumerate(arrays)}, built.gpu)
+        for arrays, gpu in ((given, built.gpu), (taken, None)):
+            self._views({str(number): descriptor for number, descriptor in enumerate(arrays)}, gpu)
         return {}
 
     def load(self, program: str, set: int, inputs: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
@@ -170,7 +177,10 @@ class Operations:
 
     def refill(self, program: str, set: int, inputs: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
         """New contents for a loaded set, at the same place."""
-        built = self._get(program)
+        self._refill(self._get(program), set, inputs)
+        return {}
+
+    def _refill(self, built: _Built, set: int, inputs: Mapping[str, buffers.Descriptor]) -> Any:
         loaded = self._loaded(built, set)
         shared = self._views(inputs, built.gpu)
         try:
@@ -185,7 +195,7 @@ class Operations:
             buffers.copy_into(loaded.arrays, shared)
         loaded.value = built.program.refill(loaded.value, loaded.arrays)
         built.program.synchronize()
-        return {}
+        return loaded.value
 
     def block(
         self,
@@ -193,16 +203,31 @@ class Operations:
         sets: Sequence[int],
         keep: Mapping[str, Mapping[str, buffers.Descriptor]],
         poison: bool,
+        renew: Mapping[str, Mapping[str, buffers.Descriptor]] | None = None,
     ) -> dict[str, Any]:
-        """A block of calls, by the timing module of the program's device."""
+        """A block of calls, by the timing module of the program's device.
+
+        ``renew``: index of a call -> what its set is refilled with before it.
+        """
         built = self._get(program)
         loaded = {which: self._loaded(built, which).value for which in sets}
-        copies = {int(index): self._views(into, built.gpu) for index, into in keep.items()}
-        if not all(0 <= index < len(sets) for index in copies):
-            raise BadRequest(f"A block of {len(sets)} calls has no call {max(copies)}.")
+        copies = {int(index): self._views(into, None) for index, into in keep.items()}
+        renewed = {
+            int(index): partial(self._refill, built, sets[int(index)], inputs)
+            for index, inputs in (renew or {}).items()
+            if 0 <= int(index) < len(sets)
+        }
+        if not all(0 <= index < len(sets) for index in (*copies, *map(int, renew or {}))):
+            raise BadRequest(f"A block of {len(sets)} calls has no call {max((*copies, *map(int, renew or {})))}.")
         with built.residency.watch():
-            answer: dict[str, Any] = built.timing.block(built.program, loaded, sets, copies, poison)
+            answer: dict[str, Any] = built.timing.block(built.program, loaded, sets, copies, poison, renewed)
         return answer
+
+    def probe(self) -> dict[str, Any]:
+        """Whether the device still answers: on a GPU an illegal access by one program ends the work of all."""
+        if self._gpu is not None:
+            self._gpu.gpu().synchronize()
+        return {}
 
     def sustain(
         self, program: str, sets: Sequence[int], keep: Mapping[str, buffers.Descriptor], hot: bool
@@ -212,7 +237,7 @@ class Operations:
         if not hasattr(built.timing, "sustain"):
             raise BadRequest("Only on a GPU are calls sustained.")
         loaded = {which: self._loaded(built, which).value for which in sets}
-        copies = self._views(keep, built.gpu)
+        copies = self._views(keep, None)
         with built.residency.watch():
             answer: dict[str, Any] = built.timing.sustain(built.program, loaded, sets, copies, hot)
         return answer
@@ -221,7 +246,7 @@ class Operations:
         """Copy a set's inputs, as they are now, into shared buffers."""
         built = self._get(program)
         now = built.program.read_inputs(self._loaded(built, set).value)
-        buffers.copy_into(self._views(into, built.gpu), now, buffers.copiers() if built.gpu else None)
+        buffers.copy_into(self._views(into, None), now, buffers.copiers() if built.gpu else None)
         return {}
 
     def release(self, program: str) -> dict[str, Any]:
@@ -247,7 +272,8 @@ class Operations:
     def _views(self, described: Mapping[str, buffers.Descriptor], gpu: ModuleType | None) -> dict[str, np.ndarray]:
         """Shared arrays by name. Mapped once (half a second for a GiB) and kept until a program is released.
 
-        On a GPU they are pinned meanwhile: the device copies from and to them by itself.
+        With ``gpu``, as inputs are on a GPU, they are pinned meanwhile: the device copies from them by itself. Outputs
+        come through pinned memory that the stacks' libraries keep.
         """
         found = {}
         for name, descriptor in described.items():

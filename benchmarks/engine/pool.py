@@ -294,6 +294,12 @@ class Worker:
         with self._turn:
             self._bury()
 
+    def discard(self) -> None:
+        """End it by force: nothing can be done with it any more. Does nothing where it is dead."""
+        self._end("crashed", "Its worker was of no use any more.")
+        with self._turn:
+            self._bury()
+
     def _end(self, kind: str, message: str) -> None:
         """Kill it, for a reason. The first reason stays."""
         with self._fault_lock:

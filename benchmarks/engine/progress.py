@@ -5,6 +5,8 @@ Owns the display; it decides nothing.
 
 from __future__ import annotations
 
+import time
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,9 +21,10 @@ from rich.progress import (
 
 
 class Progress:
-    """One bar over the cases of a run, one over the blocks of the present case."""
+    """One bar over the cases of a run, one over the blocks of the present case; in a log, a line for each case."""
 
     def __init__(self, console: Console, cases: int) -> None:
+        self._begun, self._done, self._total = time.monotonic(), 0, cases
         self._bars = Bars(
             TextColumn("[bold]{task.fields[title]}"),
             BarColumn(bar_width=24),
@@ -63,6 +66,11 @@ class Progress:
         """A block is done."""
         self._bars.update(self._blocks, advance=1, refresh=True)
 
-    def case_done(self) -> None:
-        """A case is done."""
+    def case_done(self, case: str, told: str) -> None:
+        """A case is done; ``told``: how it ended, in a few words."""
         self._bars.update(self._cases, advance=1, refresh=True)
+        self._done += 1
+        if not self._bars.console.is_terminal:
+            spent = time.monotonic() - self._begun
+            left = spent / self._done * (self._total - self._done)
+            self.print(f"{self._done}/{self._total} {case}: {told}; {spent:.0f} s, some {left:.0f} s left")

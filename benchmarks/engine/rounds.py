@@ -38,10 +38,10 @@ class Scale:
 
 # A block is long against a scheduler's time slice, and short enough for many rounds.
 CPU = Scale(0.08, (3, 50), (8, 30), 3)
-# On an H200 rounds scatter, not the calls of one: of 34 recorded ratios, each of 8 to 30 rounds of 50 calls, the first
-# 8 rounds of their first 12 calls give the same within 0.2 % at 0.2 ms and more, with the same intervals (0.1 to 0.2
-# %). Calls of 30 us need some 24 for theirs (0.5 %).
-GPU = Scale(0.016, (3, 24), (10, 10), 0)
+# On an H200 rounds scatter, not the calls of one: of 40 recorded ratios of calls of 0.15 ms and more, each of 8 to 30
+# rounds of up to 50 calls, the first 8 rounds of their first 6 calls give the same within 0.5 %, as they do of their
+# first 24, with rounds that scatter alike (0.1 to 0.3 %). Calls of 30 us need some 24 for theirs (0.5 to 1 %).
+GPU = Scale(0.004, (6, 24), (8, 10), 0)
 # A ceiling is the best of what was seen, not a ratio: few rounds tell.
 CPU_CEILING = Scale(0.08, (3, 50), (5, 5), 1)
 GPU_CEILING = Scale(0.016, (3, 24), (5, 5), 0)
@@ -91,12 +91,12 @@ def plan(
 
     Returns:
         Rounds enough for a 95 % interval of the median ratio of ±0.5 % if round medians scatter as in the pilot
-        (the standard error of a median is 1.25 sigma / sqrt(n)), within the bounds and the time available. The least
-        number of rounds is kept even where time is short.
+        (the standard error of a median is 1.25 sigma / sqrt(n)), within the bounds and the time available; without a
+        pilot as many as the bounds allow. The least number of rounds is kept even where time is short.
     """
     samples = {name: samples_for(float(np.median(values)), scale) for name, values in pilot.items()}
     scatter = max((float(np.std(v, ddof=1) / np.mean(v)) for v in pilot.values() if len(v) > 1), default=0.0)
-    wanted = math.ceil((1.96 * 1.25 * math.sqrt(2) * scatter / HALF_WIDTH) ** 2)
+    wanted = math.ceil((1.96 * 1.25 * math.sqrt(2) * scatter / HALF_WIDTH) ** 2) if scale.pilot else scale.rounds[1]
     if available_s is not None:
         cost = sum((samples[n] + 1) * float(np.median(v)) + overhead_s for n, v in pilot.items())
         wanted = min(wanted, int(available_s / max(cost, 1e-9)))

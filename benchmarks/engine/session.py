@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +36,10 @@ STAMP = "ridgemark-commit.json"
 REGIMES = {"cpu": "warm", "cuda": "burst"}
 #: References that are made ahead on a GPU. That of an attention backward takes several cases' time.
 AHEAD = 3
+#: A case that is also sustained gets so many shares of a budget.
+SUSTAINED_SHARES = 2
+#: An implementation that ran out of time in so many cases of a run is left out of the others.
+PATIENCE = 2
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Plan:
         budget_s: seconds that the run should take, or None.
         seed: of the inputs and of the order.
         sustained: ids of the cases that a GPU also runs back to back.
+        without: case id -> names of implementations that it leaves out, its baseline never.
     """
 
     cases: tuple[Case, ...]
@@ -55,6 +60,16 @@ class Plan:
     budget_s: float | None
     seed: int
     sustained: frozenset[str] = frozenset()
+    without: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def takers(self, case: Case, device: Device) -> list[Implementation]:
+        """The implementations that are meant for ``case`` on this kind of device, whether or not they take it."""
+        left_out = set(self.without.get(case.id, ())) - {baseline_of(case.workload, device.kind)}
+        return [
+            i
+            for i in self.implementations
+            if i.workload == case.workload and device.kind in i.devices and i.name not in left_out
+        ]
 
 
 class Session:
@@ -82,7 +97,7 @@ class Session:
         self.writer = writer
         self.resumed = already is not None
         self.finished = set(records.finished_cases(already)) if already else set()
-        self.deadlines = deadlines or trial.Deadlines()
+        self.deadlines = deadlines or trial.Deadlines.within(plan.budget_s)
         self.phases = trial.Phases()
         self.results: list[dict[str, Any]] = []
 
@@ -108,14 +123,15 @@ class Session:
             for done, case in enumerate(todo):
                 available = None
                 if self.plan.budget_s is not None:
-                    available = (self.plan.budget_s - (time.monotonic() - start)) / (len(todo) - done)
+                    left = self.plan.budget_s - (time.monotonic() - start)
+                    available = left * self._shares(case) / sum(map(self._shares, todo[done:]))
                 for following in todo[done + len(asked) : done + 1 + AHEAD]:
                     asked.append(self._ask(following, reference, arena))
                 one = self._trial(case, crew, reference, arena, progress, available, measure, asked.popleft())
                 interrupted = interrupted or (one is not None and one.interrupted)
                 if interrupted:
                     break
-                progress.case_done()
+                progress.case_done(case.id, one.told if one is not None else "nothing here runs it")
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -128,12 +144,21 @@ class Session:
             self.writer.append("end", interrupted=interrupted, phases=_rounded(self.phases.seconds))
         return not interrupted
 
+    def _shares(self, case: Case) -> int:
+        """Of the budget."""
+        return SUSTAINED_SHARES if case.id in self.plan.sustained else 1
+
+    def _out_of_patience(self, implementation: Implementation) -> str | None:
+        """Why an implementation is not tried again, one sentence: what hangs would take the time of every case."""
+        late = {r["case"] for r in self.results if r["impl"] == implementation.name and r["status"] == "timeout"}
+        return f"Not tried: it ran out of time in {len(late)} cases of this run." if len(late) >= PATIENCE else None
+
     def _ask(self, case: Case, reference: Reference, arena: Arena) -> Asked | None:
         """On a GPU the references of the next cases are made while one is measured: the host's cores are free.
 
         On a CPU it would take them from what is measured. None there, and where there is no room or no taker.
         """
-        takers = [i for i in self.plan.implementations if not registry.refusal(i, case, self.device)]
+        takers = [i for i in self.plan.takers(case, self.device) if not registry.refusal(i, case, self.device)]
         if self.device.kind == "cpu" or not takers or memory.too_large(case, self.device, VARIANTS):
             return None
         try:
@@ -157,13 +182,12 @@ class Session:
         willing: list[Implementation] = []
         refusals: list[dict[str, Any]] = []
         too_large = memory.too_large(case, self.device, VARIANTS)
-        for implementation in self.plan.implementations:
-            if implementation.workload != case.workload or self.device.kind not in implementation.devices:
-                continue  # no news: it was never meant for this
+        for implementation in self.plan.takers(case, self.device):
             reason = (
                 registry.refusal(implementation, case, self.device)
                 or too_large
                 or self.missing.get(implementation.stack)
+                or self._out_of_patience(implementation)
             )
             if reason is None:
                 willing.append(implementation)
@@ -218,6 +242,8 @@ class Session:
                 "budget_s": self.plan.budget_s,
                 "regime": REGIMES[self.device.kind],
                 "sustained": sorted(self.plan.sustained),
+                "without": {case: sorted(names) for case, names in self.plan.without.items()},
+                "prepare_limit_s": self.deadlines.prepare_s,
             },
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -53,9 +53,11 @@ TELEMETRY = (
 )
 # A block is taken again where heat or hardware slowed it down, so many times at the most.
 RETAKES = 2
-# Sustained: rounds, each of a second per implementation; an interval takes three. Only of those that take no longer
-# than this many times the fastest: power changes an order by a fifth at the most.
-SUSTAINED_ROUNDS, SUSTAINED_WITHIN = 3, 1.5
+# Sustained: rounds, each of a second per implementation; an interval takes three. Of the baseline, and of so many
+# others, the fastest, that take no longer than this many times the fastest of all: power changes an order by a fifth.
+SUSTAINED_ROUNDS, SUSTAINED_BEST, SUSTAINED_WITHIN = 3, 5, 1.5
+# What a sustained block takes of a budget.
+SUSTAINED_SECONDS = 1.2
 # A call whose span is longer than its device's activity by this share waits for the host, or for itself.
 HOST_BOUND = 0.1
 # A first call after new contents that takes this many times the others, in most blocks, may be the only real one.
@@ -89,6 +91,14 @@ class Deadlines:
 
     prepare_s: float = 300.0
     request_s: float = 60.0
+
+    @classmethod
+    def within(cls, budget_s: float | None, prepare_s: float | None = None) -> Deadlines:
+        """Where there is a budget, what hangs costs a tenth of it while it prepares and a twentieth later, but it gets
+        half a minute and 20 s at the least. ``prepare_s``: as asked for."""
+        budget_s = math.inf if budget_s is None else budget_s
+        longest = prepare_s or float(np.clip(budget_s / 10, 30.0, cls.prepare_s))
+        return cls(longest, float(np.clip(budget_s / 20, 20.0, cls.request_s)))
 
 
 @dataclass
@@ -225,6 +235,7 @@ class Trial:
         )
         try:
             self.asked = self.asked or self.reference.ask(self.case, self.seed, self.arena)
+            self.verdicts = self._make_room()
             for group in groups:
                 self._prepare(group)
                 self._ready(self.asked)
@@ -260,6 +271,12 @@ class Trial:
             for e, r in zip(ended, results, strict=True)
             if e.sustained
         ]
+
+    @property
+    def told(self) -> str:
+        """How it ended, in a few words."""
+        count = Counter(entry.status for entry in self.entries if entry.status)
+        return ", ".join(f"{number} {status}" for status, number in count.most_common())
 
     def _end_all(self, status: str, reason: str) -> None:
         for entry in self.entries:
@@ -316,26 +333,32 @@ class Trial:
             if self.artefacts is not None and answer["artefacts"]:
                 entry.config |= {"artefacts": artefacts.save(self.artefacts, answer["artefacts"])}
             entry.flags += [f for f in answer["flags"] if f not in entry.flags]
-            if self.device.kind == "cuda" and self.asked is not None:
-                arrays = [d for variant in self.asked.descriptors for d in variant.values()]
-                worker.call("attach", self.deadlines.request_s, program=entry.program, arrays=arrays)
+            if self.device.kind == "cuda" and self.asked is not None and self.verdicts is not None:
+                given = [d for variant in self.asked.descriptors for d in variant.values()]
+                taken = [*self.verdicts.descriptors, *(d for _, d in self._returned.values())]
+                worker.call("attach", self.deadlines.prepare_s, program=entry.program, given=given, taken=taken)
 
         if entry.alive:
             self._guard(entry, build)
 
-    def _ready(self, asked: Asked) -> None:
-        """Wait for inputs and references, once per trial."""
-        if self.verdicts is not None:
-            return
-        with self.phases("reference"):
-            self.question = asked.answer()
+    def _make_room(self) -> Verdicts:
+        """For outputs that are judged, and for the inputs that are looked at in the end."""
         gpu = self.device.kind == "cuda"
-        threads = buffers.copiers() if gpu else None
-        self.judge = Judge(self.case, self.question.inputs, self.question.expected, self.seed, threads)
         specs = self.case.output_specs()
         fit = (GPU_KEPT_BYTES if gpu else KEPT_BYTES) // max(sum(s.nbytes for s in specs.values()), 1)
         slots = int(np.clip(fit, JUDGES if gpu else 2, STREAK))
-        self.verdicts = Verdicts(self.judge, specs, slots, self.arena, gpu)
+        for name, spec in self.case.input_specs().items():
+            self._returned[name] = self.arena.array(spec.shape, spec.dtype)
+        return Verdicts(lambda variant, outputs: self.judge.outputs(variant, outputs), specs, slots, self.arena, gpu)
+
+    def _ready(self, asked: Asked) -> None:
+        """Wait for inputs and references, once per trial."""
+        if hasattr(self, "judge"):
+            return
+        with self.phases("reference"):
+            self.question = asked.answer()
+        threads = buffers.copiers() if self.device.kind == "cuda" else None
+        self.judge = Judge(self.case, self.question.inputs, self.question.expected, self.seed, threads)
 
     def _memory_limit(self, worker: Worker, entry: Entry) -> int:
         """Resident bytes at which a worker is ended: what it has, four times the plan, and room for a compiler.
@@ -404,24 +427,42 @@ class Trial:
         entry.first_call_s = self._judged_call(entry, 0)
         if entry.alive:
             entry.seconds = self._judged_call(entry, 1)
-        taken, begin = [], time.monotonic()
-        for number in range(STREAK):
-            if not entry.alive:
-                return
-            if number >= memory.INPUT_SETS and time.monotonic() - begin > STREAK_SECONDS:
+        # On a GPU several calls make a block, and half of the outputs are judged while the other half is made.
+        together = max(1, self._room // 2) if self.device.kind == "cuda" else 1
+        taken: list[float] = []
+        begin = time.monotonic()
+        while entry.alive and len(taken) < STREAK:
+            if len(taken) >= memory.INPUT_SETS and time.monotonic() - begin > STREAK_SECONDS:
                 break
-            self._refill(entry, number % memory.INPUT_SETS)
-            taken.append(self._judged_call(entry, number % memory.INPUT_SETS))
-        entry.seconds = float(np.median(taken))
+            numbers = range(len(taken), min(len(taken) + together, STREAK))
+            taken += self._renewed_calls(entry, [number % memory.INPUT_SETS for number in numbers])
+        if taken:
+            entry.seconds = float(np.median(taken))
+
+    def _renewed_calls(self, entry: Entry, sets: list[int]) -> list[float]:
+        """Judged calls, each on other contents than the set's last; seconds of each."""
+        if len(sets) == 1:
+            self._refill(entry, sets[0])
+            return [self._judged_call(entry, sets[0])]
+        variants = []
+        for which in sets:
+            entry.variant[which] = self._other_variant(entry)
+            variants.append(entry.variant[which])
+        block = self._block(entry, sets, list(range(len(sets))), "check", variants)
+        return [us / 1e6 for us in block["samples_us"]]
+
+    @property
+    def _room(self) -> int:
+        assert self.verdicts is not None
+        return self.verdicts.room
 
     def _judged_call(self, entry: Entry, which: int) -> float:
         return float(self._block(entry, [which], [0], "check")["samples_us"][0]) / 1e6
 
     def _inputs_unchanged(self, entry: Entry) -> None:
-        for name, spec in self.case.input_specs().items():
-            if name not in self._returned:
-                self._returned[name] = self.arena.array(spec.shape, spec.dtype)
-        for which, variant in entry.variant.items():
+        """On a GPU one of the sets, at random: both went through the same calls, and each comes back over a bus."""
+        looked_at = list(entry.variant.items())
+        for which, variant in [self.random.choice(looked_at)] if self.device.kind == "cuda" else looked_at:
             with self.phases("judge"), self.phases("judge.inputs"):
                 self.crew.start(entry.seat).call(
                     "inputs",
@@ -457,9 +498,14 @@ class Trial:
         if not any(entry.alive for entry in entries):
             return
         left = None if self.available_until is None else self.available_until - time.monotonic()
+        if left is not None and self.sustain:
+            left -= SUSTAINED_ROUNDS * SUSTAINED_SECONDS * min(len(entries), 1 + SUSTAINED_BEST)
         plan = rounds.plan(pilot, float(np.median(blocks_s)) if blocks_s else 0.0, left, scale)
         self.progress.measuring(self.case.id, sum(plan.turns[e.program] for e in entries if e.alive))
+        begin = time.monotonic()
         for number in range(plan.rounds):
+            if left is not None and number >= scale.rounds[0] and time.monotonic() - begin > left:
+                break  # for want of time, whatever the intervals look like
             taking = [e for e in entries if e.alive and number < plan.turns[e.program]]
             for order, entry in enumerate(self._shuffled(taking)):
                 block = self._timed_block(entry, plan.samples[entry.program])
@@ -506,7 +552,7 @@ class Trial:
         return block if entry.alive else None
 
     def _sustain(self, entries: Sequence[Entry]) -> None:
-        """Back to back, in random order, the baseline and what is not far slower than the fastest, without the twin.
+        """Back to back, in random order, the baseline and the fastest of the others, without the twin.
 
         The outputs of the last call are judged.
         """
@@ -516,7 +562,9 @@ class Trial:
             e.program: float(np.median([np.median(r["samples_us"]) for r in e.rounds])) for e in entries if e.rounds
         }
         near = SUSTAINED_WITHIN * min(burst.values(), default=0.0)
-        taking = [e for e in entries if e.replica == 0 and (e in self.always or burst.get(e.program, math.inf) <= near)]
+        others = [e for e in entries if e not in self.always and burst.get(e.program, math.inf) <= near]
+        others = sorted(others, key=lambda e: burst[e.program])[:SUSTAINED_BEST]
+        taking = [e for e in entries if e in others or (e in self.always and e.replica == 0)]
 
         def take(entry: Entry) -> dict[str, Any]:
             with (
@@ -550,9 +598,8 @@ class Trial:
         self._settle()
 
     def _refill(self, entry: Entry, which: int) -> None:
-        """Other contents for one input set, at the same place: neither its last nor those of the other set."""
-        held = set(entry.variant.values())
-        entry.variant[which] = next(v for v in range(VARIANTS) if v not in held)
+        """Other contents for one input set, at the same place."""
+        entry.variant[which] = self._other_variant(entry)
         with self.phases("refill"), self.crew.exclusive(entry.seat):
             self.crew.start(entry.seat).call(
                 "refill",
@@ -562,10 +609,23 @@ class Trial:
                 inputs=self.question.descriptors[entry.variant[which]],
             )
 
-    def _block(self, entry: Entry, sets: list[int], keep: list[int], phase: str) -> dict[str, Any]:
-        """Calls in a row; the kept ones are judged, on a GPU while others go on. Ends the entry where one is wrong."""
+    @staticmethod
+    def _other_variant(entry: Entry) -> int:
+        """Contents that neither of the entry's sets holds."""
+        held = set(entry.variant.values())
+        return next(v for v in range(VARIANTS) if v not in held)
+
+    def _block(
+        self, entry: Entry, sets: list[int], keep: list[int], phase: str, renew: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        """Calls in a row; the kept ones are judged, on a GPU while others go on. Ends the entry where one is wrong.
+
+        ``renew``: the variant that each call's set is refilled with before it; none where the sets stay as they are.
+        """
         deadline = max(self.deadlines.request_s, 20 * entry.seconds * len(sets))
-        with self._kept(entry, {index: entry.variant[sets[index]] for index in keep}) as slots:
+        renewal = {str(index): self.question.descriptors[variant] for index, variant in enumerate(renew)}
+        held = renew or [entry.variant[which] for which in sets]
+        with self._kept(entry, {index: held[index] for index in keep}) as slots:
             with self.phases(phase), self.crew.exclusive(entry.seat):
                 block = self.crew.start(entry.seat).call(
                     "block",
@@ -574,6 +634,7 @@ class Trial:
                     sets=sets,
                     keep={str(i): {n: d for n, (_, d) in slot.items()} for i, slot in slots.items()},
                     poison=True,
+                    **({"renew": renewal} if renewal else {}),
                 )
             self.phases.seconds["kernel"] += sum(block["samples_us"]) / 1e6
             for part, seconds in block["telemetry"].get("spent", {}).items():
@@ -666,9 +727,20 @@ class Trial:
             return action()
         except WorkerError as error:
             entry.end(_STATUS[error.kind], error.message)
+            if error.kind == "failed" and self.device.kind == "cuda":
+                self._probe(entry.seat)
             if not self.crew.alive(entry.seat):
                 self._revive(entry.seat)
             return None
+
+    def _probe(self, seat: tuple[str, int]) -> None:
+        """End a worker whose device no longer answers: after an illegal access all that it does fails."""
+        if self.crew.alive(seat):
+            worker = self.crew.start(seat)
+            try:
+                worker.call("probe", self.deadlines.request_s)
+            except WorkerError:
+                worker.discard()
 
     def _revive(self, seat: tuple[str, int]) -> None:
         lost = [e for e in self.entries if e.seat == seat and e.prepared]
@@ -682,16 +754,25 @@ class Trial:
                 self._load(entry)
 
     def _release(self, entries: Sequence[Entry]) -> None:
+        """Give memory back, on a GPU in all workers at once: unmapping what was shared takes them a second."""
+        by_seat: dict[tuple[str, int], list[Entry]] = defaultdict(list)
         for entry in entries:
             if entry.prepared and self.crew.alive(entry.seat):
-                entry.prepared = False
-                try:
-                    answer = self.crew.start(entry.seat).call(
-                        "release", self.deadlines.request_s, program=entry.program
-                    )
-                    entry.peak_memory_bytes = answer["peak_memory_bytes"]
-                except WorkerError as error:
-                    entry.flags.append(f"release failed: {error.message}")
+                by_seat[entry.seat].append(entry)
+        with (
+            self.phases("release"),
+            ThreadPoolExecutor(len(by_seat) or 1 if self.device.kind == "cuda" else 1) as threads,
+        ):
+            list(threads.map(self._release_in_turn, by_seat.values()))
+
+    def _release_in_turn(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            entry.prepared = False
+            try:
+                answer = self.crew.start(entry.seat).call("release", self.deadlines.request_s, program=entry.program)
+                entry.peak_memory_bytes = answer["peak_memory_bytes"]
+            except WorkerError as error:
+                entry.flags.append(f"release failed: {error.message}")
 
 
 def result(case: Case, entry: Entry, seed: int, *, complete: bool) -> dict[str, Any]:

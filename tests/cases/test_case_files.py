@@ -118,6 +118,22 @@ def test_a_case_named_twice_is_measured_once_with_both_reasons(tmp_path):
     assert (entry.why, entry.tags, entry.regimes) == ("one; two", {"a", "b"}, ("burst", "sustained"))
 
 
+def test_what_a_case_leaves_out_is_left_out_where_all_its_entries_do(tmp_path):
+    entries = load(
+        tmp_path,
+        """
+        [[case]]
+        id = "gemm:64x32x16:f32"
+        without = ["xla", "triton.split_k"]
+        [[sweep]]
+        id = "gemm:{n}x32x16:f32"
+        over = { n = [64, 128] }
+        without = ["xla", "iree.*"]
+        """,
+    )
+    assert [entry.without for entry in entries] == [{"xla"}, {"xla", "iree.*"}]
+
+
 def test_tags_after_a_colon_must_all_be_there(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(

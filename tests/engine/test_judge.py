@@ -101,6 +101,14 @@ def test_an_element_that_is_not_finite_is_wrong_even_where_not_compared(bad):
     assert one.outputs(0, {"y": y}).reason == "y has 1 of 4 elements never written or not finite, the first at [1]."
 
 
+def test_what_was_not_written_is_counted_and_found_wherever_it_lies():
+    inputs, one = judge(Doubling(n=3 * 2**18 + 5))
+    y = 2 * inputs[0]["x"]
+    y[[2**18 + 7, 3 * 2**18 + 1]] = np.nan
+    reason = one.outputs(0, {"y": y}).reason
+    assert reason == f"y has 2 of {y.size} elements never written or not finite, the first at [{2**18 + 7}]."
+
+
 def test_tolerance_zero_means_exact():
     @dataclass(frozen=True)
     class Exact(Doubling):

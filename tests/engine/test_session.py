@@ -1,6 +1,7 @@
 """Sessions over implementations that cheat, crash and hang: each ends in the right status, and the run goes on."""
 
 import dataclasses
+import io
 import os
 import re
 import shutil
@@ -75,10 +76,20 @@ def adversaries(monkeypatch):
     registry.refresh()
 
 
-def run(path: Path, implementations, cases=(CASE,), budget_s=0.0, already=None, deadlines=DEADLINES, measure=True):
+def run(
+    path: Path,
+    implementations,
+    cases=(CASE,),
+    budget_s=0.0,
+    already=None,
+    deadlines=DEADLINES,
+    measure=True,
+    without=None,
+    log=None,
+):
     writer = records.Writer(path, path.stem)
     device = dataclasses.replace(machine.device("cpu"), threads=1)
-    plan = session.Plan(tuple(map(parse_case, cases)), tuple(implementations), budget_s, seed=7)
+    plan = session.Plan(tuple(map(parse_case, cases)), tuple(implementations), budget_s, seed=7, without=without or {})
     environment = Environment("cheats", Path(sys.executable), {}, None, "mapped")
     one = session.Session(
         plan,
@@ -89,7 +100,7 @@ def run(path: Path, implementations, cases=(CASE,), budget_s=0.0, already=None, 
         already=already,
         deadlines=deadlines,
     )
-    with Progress(Console(file=open(os.devnull, "w")), len(cases)) as progress:
+    with Progress(Console(file=log or open(os.devnull, "w"), width=200), len(cases)) as progress:
         finished = one.run(progress, measure=measure)
     writer.close()
     return finished, records.read(path)
@@ -196,6 +207,41 @@ def test_an_interrupted_case_of_which_only_a_refusal_is_known_is_measured_on_res
     }
 
 
+SMALL_CASES = tuple(f"gemm:{m}x32x16:f32" for m in (32, 48, 64, 80))
+
+
+def test_what_a_case_leaves_out_is_not_run_there_and_no_news(tmp_path):
+    honest, chatty = registry.find("cheats.honest", "gemm"), registry.find("cheats.chatty", "gemm")
+    log = io.StringIO()
+    without = {SMALL_CASES[0]: ["cheats.chatty"]}
+    _, loaded = run(tmp_path / "r1.jsonl", [honest, chatty], cases=SMALL_CASES[:2], without=without, log=log)
+    ran = [(r["case"], r["impl"]) for r in records.results(loaded)]
+    assert ran == [
+        (SMALL_CASES[0], "cheats.honest"),
+        (SMALL_CASES[1], "cheats.honest"),
+        (SMALL_CASES[1], "cheats.chatty"),
+    ]
+    assert next(line for line in loaded.lines if line["kind"] == "run")["plan"]["without"] == without
+    told = [line for line in log.getvalue().splitlines() if "left" in line and "gemm" in line]
+    assert [re.sub(r"\d+ s", "_ s", line) for line in told[:2]] == [
+        f"1/2 {SMALL_CASES[0]}: 1 ok; _ s, some _ s left",
+        f"2/2 {SMALL_CASES[1]}: 2 ok; _ s, some _ s left",
+    ]
+
+
+def test_what_hangs_costs_its_time_in_two_cases_only(tmp_path):
+    honest, hangs = registry.find("cheats.honest", "gemm"), registry.find("cheats.hangs_in_prepare", "gemm")
+    deadlines = trial.Deadlines(prepare_s=1.0, request_s=8.0)
+    start = time.monotonic()
+    finished, loaded = run(tmp_path / "r1.jsonl", [honest, hangs], cases=SMALL_CASES, deadlines=deadlines)
+    assert finished and time.monotonic() - start < 90
+    hung = {r["case"]: (r["status"], r["reason"]) for r in records.results(loaded) if r["impl"] == hangs.name}
+    late = ("timeout", "Prepare took longer than 1 s and was ended.")
+    left_out = ("unsupported", "Not tried: it ran out of time in 2 cases of this run.")
+    assert hung == dict(zip(SMALL_CASES, [late, late, left_out, left_out], strict=True))
+    assert {r["status"] for r in records.results(loaded) if r["impl"] == honest.name} == {"ok"}
+
+
 def test_check_judges_and_times_nothing(tmp_path):
     honest, zeros = registry.find("cheats.honest", "gemm"), registry.find("cheats.zeros", "gemm")
     _, loaded = run(tmp_path / "r1.jsonl", [honest, zeros], measure=False)
@@ -223,6 +269,8 @@ def test_what_fails_because_the_gpu_is_gone_is_measured_again_on_resumption(tmp_
     asked = []
 
     class Trial:
+        told = "1 failed"
+
         def __init__(self, *_, **__):
             self.interrupted = False
             asked.append(self)

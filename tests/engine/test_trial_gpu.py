@@ -65,10 +65,16 @@ class Made(Implementation):
 
 
 class Clock:
-    """The made-up device's timing module: a CPU's, and ``sustain``, which notes whether the device was hot."""
+    """The made-up device's timing module: a CPU's, and ``sustain``, which notes whether the device was hot.
+
+    ``answer`` is what the device says when it is probed.
+    """
 
     def __init__(self):
         self.hot = []
+
+    def answer(self):
+        pass
 
     def block(self, *arguments):
         block = cpu.block(*arguments)
@@ -84,17 +90,21 @@ class Clock:
 
 
 class Worker:
-    """As the pool's, without a process."""
+    """As the pool's, without a process. ``asked`` notes the operations of all of them."""
 
-    alive, memory_limit_bytes = True, 0
+    memory_limit_bytes, asked = 0, []
 
     def __init__(self):
-        self._operations = operations.Operations()
+        self._operations, self.alive = operations.Operations(), True
 
     def resident_bytes(self):
         return 0
 
+    def discard(self):
+        self.alive = False
+
     def call(self, op, deadline_s, **arguments):
+        self.asked.append(op)
         if op == "prepare":
             arguments["device"] = asdict(GPU)
         reply = self._operations.reply({"id": 1, "op": op, **arguments})
@@ -108,10 +118,12 @@ class Crew:
         self._workers = {}
 
     def start(self, seat):
-        return self._workers.setdefault(seat, Worker())
+        if not self.alive(seat):
+            self._workers[seat] = Worker()
+        return self._workers[seat]
 
     def alive(self, seat):
-        return True
+        return seat in self._workers and self._workers[seat].alive
 
     @contextmanager
     def exclusive(self, seat):
@@ -127,8 +139,9 @@ def reference():
 
 @pytest.fixture
 def run(monkeypatch, reference):
-    def go(*implementations, sustain=True):
+    def go(*implementations, sustain=True, available_until=None):
         clock = Clock()
+        Worker.asked.clear()
         by_name = {i.name: i for i in implementations}
         monkeypatch.setattr(registry, "find", lambda name, workload: by_name[name])
         monkeypatch.setattr(operations.importlib, "import_module", _importing(clock))
@@ -149,6 +162,7 @@ def run(monkeypatch, reference):
                 phases=trial.Phases(),
                 deadlines=trial.Deadlines(),
                 sustain=sustain,
+                available_until=available_until,
             )
             return one.run(), clock, set(arena._files)
         finally:
@@ -161,6 +175,7 @@ def _importing(clock):
     imported, pinned = operations.importlib.import_module, []
     gpu = SimpleNamespace(
         Residency=operations.Residency,  # the host's
+        gpu=lambda: SimpleNamespace(synchronize=clock.answer),
         pin=lambda array: pinned.append(array) or True,
         unpin=lambda array: pinned.pop([a is array for a in pinned].index(True)),  # each once, while it is mapped
     )
@@ -239,7 +254,7 @@ def test_a_gpu_that_disappears_ends_in_records_of_every_entry(run, monkeypatch):
     def gone(self, *arguments):
         nonlocal blocks
         blocks += 1
-        if blocks > 60:
+        if blocks > 25:
             monkeypatch.setattr(Product, "refill", gone)
             monkeypatch.setattr(Product, "read_inputs", gone)
             monkeypatch.setattr(Product, "release", gone)
@@ -303,3 +318,128 @@ def test_a_stacks_implementations_are_dealt_among_workers_and_the_twin_has_its_o
     assert {r["status"] for r in results} == {"ok"}
     assert seats["base.a|0"] == seats["base.d|0"] and len(set(seats.values())) == trial.LANES + 1
     assert sum(seat == seats["base.a|1"] for seat in seats.values()) == 1
+
+
+def test_every_call_of_the_streak_finds_other_contents_though_few_requests_are_made(run, monkeypatch):
+    calls = {}
+
+    class Noted(Made):
+        def prepare(self, case, device):
+            program = super().prepare(case, device)
+            product, seen = program.run, calls.setdefault(self.name, [])
+            program.run = lambda loaded: seen.append(loaded["A"].tobytes()) or product(loaded)
+            return program
+
+    monkeypatch.setattr(trial.Trial, "_measure", lambda self, entries: None)
+    run(Noted("base.one"), Noted("other.two"), sustain=False)
+    streak = calls["other.two"][2 : 2 + trial.STREAK]
+    assert len(streak) == trial.STREAK == len(calls["other.two"]) - 2
+    for earlier, later in zip(calls["other.two"], calls["other.two"][1:], strict=False):
+        assert earlier != later
+    for earlier, later in zip(calls["other.two"], calls["other.two"][2:], strict=False):
+        assert earlier != later  # at the same place, with two sets in turn
+    assert Worker.asked.count("block") == 3 * (2 + 2)
+
+
+@pytest.mark.parametrize("every", [2, 7, 16])
+def test_what_skips_one_call_in_n_is_wrong(run, every):
+    class Skips(Made):
+        def prepare(self, case, device):
+            program = super().prepare(case, device)
+            product, last = program.run, {}
+
+            def skipping(loaded):
+                if not last or program.calls % every:
+                    last["C"] = product(loaded)
+                else:
+                    program.calls += 1
+                return last["C"]
+
+            program.run = skipping
+            return program
+
+    results, _, _ = run(Made("base.one"), Skips("other.two"), sustain=False)
+    assert {r["impl"]: r["status"] for r in results if not r["replica"]} == {"base.one": "ok", "other.two": "wrong"}
+
+
+def test_of_many_equals_the_fastest_are_sustained_and_the_baseline(run, monkeypatch):
+    monkeypatch.setattr(trial, "SUSTAINED_BEST", 1)
+    monkeypatch.setattr(trial, "SUSTAINED_WITHIN", 1e9)
+
+    class Slow(Made):
+        def prepare(self, case, device):
+            program = super().prepare(case, device)
+            product = program.run
+            program.run = lambda loaded: time.sleep(0.005) or product(loaded)
+            return program
+
+    results, clock, _ = run(Slow("base.one"), Slow("slow.two"), Made("fast.three"))
+    assert {r["impl"] for r in results if r.get("regime") == "sustained"} == {"base.one", "fast.three"}
+    assert len(clock.hot) == 2 * trial.SUSTAINED_ROUNDS
+
+
+@pytest.mark.parametrize(("left", "rounds"), [(1e3, 10), (-1.0, 8)])
+def test_short_of_time_there_are_fewer_rounds(run, left, rounds):
+    results, _, _ = run(Made("base.one"), sustain=False, available_until=time.monotonic() + left)
+    assert [len(r["rounds"]) for r in results] == [rounds, rounds]
+
+
+def test_what_breaks_its_device_takes_no_other_of_its_stack_along(run, monkeypatch):
+    """As after an illegal access: whatever the worker does from then on fails. Its other programs move to a new one."""
+    broken = []
+
+    def answer(self):
+        if broken and Worker.asked[-1] == "probe":
+            raise RuntimeError("CUDA says CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    class Breaks(Made):
+        def prepare(self, case, device):
+            program = super().prepare(case, device)
+
+            def run(loaded):
+                broken.append(self.name)
+                raise RuntimeError("CUDA says CUDA_ERROR_ILLEGAL_ADDRESS")
+
+            program.run = run
+            return program
+
+    monkeypatch.setattr(trial, "LANES", 1)
+    monkeypatch.setattr(Clock, "answer", answer)
+    results, _, left = run(Made("base.one"), Made("other.two"), Breaks("other.three"), Made("other.four"))
+    assert {r["impl"]: r["status"] for r in results} == {
+        "base.one": "ok",
+        "other.two": "ok",
+        "other.three": "failed",
+        "other.four": "ok",
+    }
+    assert Worker.asked.count("prepare") == 7 and broken == ["other.three"]
+    assert not left
+
+
+def test_what_writes_to_its_inputs_is_wrong(run):
+    class Writes(Made):
+        def prepare(self, case, device):
+            program = super().prepare(case, device)
+            product = program.run
+
+            def writing(loaded):
+                result = product(loaded)
+                loaded["A"][3, 4] += 1e-3
+                return result
+
+            program.run = writing
+            program.load = lambda inputs: {name: array.copy() for name, array in inputs.items()}
+            program.refill = lambda loaded, inputs: program.load(inputs)
+            return program
+
+    results, _, _ = run(Made("base.one"), Writes("other.two"), sustain=False)
+    by_impl = {r["impl"]: r for r in results if not r["replica"]}
+    assert by_impl["base.one"]["status"] == "ok" and by_impl["other.two"]["status"] == "wrong"
+
+
+def test_deadlines_within_a_budget_leave_time_for_others():
+    assert trial.Deadlines.within(None) == trial.Deadlines() == trial.Deadlines.within(36_000.0)
+    short = trial.Deadlines.within(520.0)
+    assert (short.prepare_s, short.request_s) == (52.0, 26.0)
+    assert trial.Deadlines.within(60.0) == trial.Deadlines(30.0, 20.0)
+    assert trial.Deadlines.within(520.0, 12.0).prepare_s == 12.0

@@ -36,7 +36,7 @@ def arena():
 @pytest.mark.parametrize("meanwhile", [False, True])
 def test_a_verdict_is_on_what_the_slot_held_when_it_was_asked_for(arena, meanwhile):
     judge, heard = Judge(), []
-    verdicts = Verdicts(judge, SPECS, 2, arena, meanwhile)
+    verdicts = Verdicts(judge.outputs, SPECS, 2, arena, meanwhile)
     judge.go.release(20)
     for number in range(10):
         slot = verdicts.slot()
@@ -50,7 +50,7 @@ def test_a_verdict_is_on_what_the_slot_held_when_it_was_asked_for(arena, meanwhi
 
 def test_meanwhile_nothing_is_waited_for_until_the_slots_are_used_up(arena):
     judge, heard = Judge(), []
-    verdicts = Verdicts(judge, SPECS, 2, arena, meanwhile=True)
+    verdicts = Verdicts(judge.outputs, SPECS, 2, arena, meanwhile=True)
     first, second = verdicts.slot(), verdicts.slot()
     verdicts.ask(0, first, heard.append)
     verdicts.ask(1, second, heard.append)
@@ -66,7 +66,7 @@ def test_meanwhile_nothing_is_waited_for_until_the_slots_are_used_up(arena):
 
 
 def test_a_slot_that_was_not_used_comes_back(arena):
-    verdicts = Verdicts(Judge(), SPECS, 1, arena, meanwhile=True)
+    verdicts = Verdicts(Judge().outputs, SPECS, 1, arena, meanwhile=True)
     slot = verdicts.slot()
     verdicts.back(slot)
     assert verdicts.slot() is slot
@@ -78,7 +78,7 @@ def test_an_error_of_the_judge_comes_out_where_the_verdict_is_heard(arena):
         def outputs(self, variant, outputs):
             raise MemoryError
 
-    verdicts = Verdicts(Broken(), SPECS, 1, arena, meanwhile=True)
+    verdicts = Verdicts(Broken().outputs, SPECS, 1, arena, meanwhile=True)
     verdicts.ask(0, verdicts.slot(), lambda verdict: None)
     with pytest.raises(MemoryError):
         verdicts.settle()
@@ -86,7 +86,7 @@ def test_an_error_of_the_judge_comes_out_where_the_verdict_is_heard(arena):
 
 
 def test_closing_frees_the_arrays(arena):
-    verdicts = Verdicts(Judge(), SPECS, 2, arena, meanwhile=False)
+    verdicts = Verdicts(Judge().outputs, SPECS, 2, arena, meanwhile=False)
     slot = verdicts.slot()
     assert np.array_equal(view(slot["C"][1]), np.zeros(4, np.float32))
     verdicts.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ def block(
     sets: Sequence[int],
     keep: Mapping[int, Mapping[str, np.ndarray]],
     poison: bool,
+    renew: Mapping[int, Callable[[], Any]] | None = None,
 ) -> dict[str, Any]:
     """Call ``program`` once for each of ``sets``.
 
@@ -39,6 +40,7 @@ def block(
         sets: which set each call takes.
         keep: index of a call -> output -> array that takes its copy.
         poison: fill preallocated outputs with NaN before every call.
+        renew: index of a call -> refills its set before it, and returns what is loaded from then on.
 
     Returns:
         ``samples_us`` (one per call), ``t0`` (seconds since the epoch, at the first call), ``method`` and
@@ -50,15 +52,18 @@ def block(
         WrongArrays: a kept call's outputs have not the names, shapes or dtypes of their copies.
     """
     clock, run, fill, read = time.perf_counter_ns, program.run, program.poison, program.read_outputs
-    inputs = [loaded_sets[which] for which in sets]
-    elapsed = [0] * len(inputs)
+    inputs, renew = dict(loaded_sets), renew or {}
+    elapsed = [0] * len(sets)
     read_us: dict[int, float] = {}
     collecting = gc.isenabled()
     gc.disable()
     try:
         preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         t0, wall, cpu = time.time(), clock(), time.process_time_ns()
-        for index, loaded in enumerate(inputs):
+        for index, which in enumerate(sets):
+            if index in renew:
+                inputs[which] = renew[index]()
+            loaded = inputs[which]
             if poison:
                 fill(loaded)
             begin = clock()

@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -115,6 +115,7 @@ def block(
     sets: Sequence[int],
     keep: Mapping[int, Mapping[str, np.ndarray]],
     poison: bool,
+    renew: Mapping[int, Callable[[], Any]] | None = None,
 ) -> dict[str, Any]:
     """Call ``program`` once for each of ``sets``, each call alone on an idle device with a cold L2.
 
@@ -125,14 +126,14 @@ def block(
         block the median ``clock_mhz`` and ``host_us``, ``kernels`` (most pieces of activity of a call), ``held`` (the
         gate held in every call), ``power_w``, ``temperature_c``, ``throttled`` (reasons that make it worthless),
         ``foreign`` (how many processes beside the harness's compute on the GPU), and ``spent``: seconds of the block
-        that went into ramping up the clock, taking outputs back and reading the tracer.
+        that went into ramping up the clock, new contents, taking outputs back, reading the tracer, and NVML.
     """
     device, trace = gpus.gpu(), tracer()
-    inputs = [loaded_sets[which] for which in sets]
+    inputs, renew = dict(loaded_sets), renew or {}
     windows: list[tuple[int, int]] = []
     host_us, clocks = [], []
     held = True
-    spent = dict.fromkeys(("ramp", "outputs", "tracer"), 0.0)
+    spent = dict.fromkeys(("ramp", "renewal", "outputs", "tracer", "readings"), 0.0)
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -140,9 +141,14 @@ def block(
             device.ramp_up()
         with _adding(spent, "tracer"):
             trace.take()
-        before = gpus.reading()
+        with _adding(spent, "readings"):
+            before = gpus.reading()
         t0 = time.time()
-        for index, loaded in enumerate(inputs):
+        for index, which in enumerate(sets):
+            if index in renew:
+                with _adding(spent, "renewal"):
+                    inputs[which] = renew[index]()
+            loaded = inputs[which]
             if poison:
                 program.poison(loaded)
                 program.synchronize()
@@ -167,7 +173,8 @@ def block(
                 with _adding(spent, "outputs"):
                     copy_into(keep[index], program.read_outputs(result), copiers())
             del result
-        after = gpus.reading()
+        with _adding(spent, "readings"):
+            after, foreign = gpus.reading(), len(gpus.foreign_processes())
     finally:
         if collecting:
             gc.enable()
@@ -186,7 +193,7 @@ def block(
             "power_w": round(max(before.power_w, after.power_w), 1),
             "temperature_c": max(before.temperature_c, after.temperature_c),
             "throttled": gpus.throttled(before.reasons | after.reasons),
-            "foreign": len(gpus.foreign_processes()),
+            "foreign": foreign,
             "spent": spent,
         },
     }
