@@ -103,7 +103,7 @@ class Triton(Implementation):
     summary: ClassVar[str] = "the older lowering by Triton: fused forward pass, pointers, no TMA; on a CPU interpreted"
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """TF32, backward passes, and f32 heads too wide for a multiprocessor."""
+        """TF32, backward passes, and heads too wide for a multiprocessor."""
         assert isinstance(case, Attention)
         if case.dtype == "tf32":
             return "The kernel multiplies what it is given."

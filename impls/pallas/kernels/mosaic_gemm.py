@@ -216,8 +216,9 @@ def _call(
                     slot = number % 2
                     at = (product, pl.ds(row + row_of, t.part_m), pl.ds(col + col_of + first, chunk))
                     at = (at[0], at[2], at[1]) if split else at
-                    # The slot's last store has been read: of others one may be under way, of the same none.
-                    plgpu.wait_smem_to_gmem(1 if t.part_n > chunk else 0, wait_read_only=True)
+                    # The slot's last store has been read. Where slots alternate over the end of a tile too, one store,
+                    # the other slot's, may still be under way.
+                    plgpu.wait_smem_to_gmem(1 if t.part_n // chunk % 2 == 0 else 0, wait_read_only=True)
                     part = c if t.swapped else c[:, first : first + chunk]
                     if "residual" in gmem:
                         into, barrier, zeros = c_smem.at[wg, slot], arrived.at[wg, slot], plgpu.OOBFillMode.ZEROS

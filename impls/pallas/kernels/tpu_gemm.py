@@ -85,7 +85,11 @@ def function(case: Gemm, blocks: GemmBlocks, interpret: Any) -> Callable[..., ja
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
             vmem_limit_bytes=blocks.budget_bytes,
         ),
-        cost_estimate=pl.CostEstimate(flops=case.flops(), bytes_accessed=case.compulsory_bytes(), transcendentals=0),
+        cost_estimate=pl.CostEstimate(
+            flops=case.flops(),
+            bytes_accessed=case.compulsory_bytes(),
+            transcendentals=case.batch * case.m * case.n if case.epilogue == "bias+gelu" else 0,
+        ),
         interpret=interpret,
         name="pallas_gemm",
     )

@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from impls.pallas.kernels.triton_tiles import Span, load, store
 from impls.pallas.tiling import TritonAttentionTiling
 from impls.workloads.attention import Attention
 from impls.workloads.dtypes import dtype
@@ -37,18 +38,15 @@ def function(case: Attention, tiling: TritonAttentionTiling, interpret: bool) ->
     def pallas_attention(q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any) -> None:
         at, head, batch = (pl.program_id(axis) for axis in range(3))
         first = (tiles - 1 - at if causal else at) * t.rows
-        query, column = first + jnp.arange(t.rows), jnp.arange(width)
-        rows, columns, key_head = pl.ds(first, t.rows), pl.ds(0, width), head // group
-        in_d = column < case.d
-        in_q = (query < case.sq)[:, None] & in_d[None]
-        q = plt.load(q_ref.at[batch, rows, head, columns], mask=in_q, other=0)
+        query, key_head = first + jnp.arange(t.rows), head // group
+        rows, columns = Span(first, t.rows, case.sq), Span(0, width, case.d)
+        q = load(q_ref, batch, rows, head, columns)
 
         def step(j: Any, carry: Any, masked: bool) -> Any:
             o, most, sums = carry
             key = j * t.keys + jnp.arange(t.keys)
-            keys = pl.ds(j * t.keys, t.keys)
-            in_k = in_d[None] & (key < case.sk)[:, None]
-            k = plt.load(k_ref.at[batch, keys, key_head, columns], mask=in_k, other=0)
+            keys = Span(j * t.keys, t.keys, case.sk if masked else None)
+            k = load(k_ref, batch, keys, key_head, columns)
             s = lax.dot(q, k.T, precision=precision, preferred_element_type=jnp.float32) * scale
             if masked:
                 seen = jnp.broadcast_to((key < case.sk)[None], s.shape)
@@ -59,7 +57,7 @@ def function(case: Attention, tiling: TritonAttentionTiling, interpret: bool) ->
                 s = jnp.where(seen, s, _HIDDEN)
             now = jnp.maximum(most, s.max(axis=1))
             p, fade = jnp.exp2(s - now[:, None]), jnp.exp2(most - now)
-            v = plt.load(v_ref.at[batch, keys, key_head, columns], mask=in_k, other=0)
+            v = load(v_ref, batch, keys, key_head, columns)
             o = o * fade[:, None] + lax.dot(
                 p.astype(storage), v, precision=precision, preferred_element_type=jnp.float32
             )
@@ -82,7 +80,7 @@ def function(case: Attention, tiling: TritonAttentionTiling, interpret: bool) ->
         if causal or case.sk % t.keys:
             carry = lax.fori_loop(partly, end, partial(step, masked=True), carry)
         o, _, sums = carry
-        plt.store(o_ref.at[batch, rows, head, columns], (o / sums[:, None]).astype(storage), mask=in_q)
+        store(o_ref, (batch, rows, head, columns), (o / sums[:, None]).astype(storage))
 
     call = pl.pallas_call(
         pallas_attention,

@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from impls.pallas.kernels.mosaic_gemm import activated
+from impls.pallas.kernels.triton_tiles import Span, load, store
 from impls.pallas.tiling import TritonGemmTiling
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
@@ -35,29 +36,21 @@ def function(case: Gemm, tiling: TritonGemmTiling, interpret: bool) -> Callable[
         rows = jnp.minimum(tiles_m - group * t.group, t.group)
         col, row = jnp.divmod(inside, rows)
         row = row + group * t.group
-        at_m, at_n = row * t.rows + jnp.arange(t.rows), col * t.cols + jnp.arange(t.cols)
-        in_m, in_n = at_m < case.m, at_n < case.n
-        over_m, over_n = pl.ds(row * t.rows, t.rows), pl.ds(col * t.cols, t.cols)
+        over_m, over_n = Span(row * t.rows, t.rows, case.m), Span(col * t.cols, t.cols, case.n)
 
         def step(k: Any, total: jax.Array) -> jax.Array:
-            depth = pl.ds(k * t.depth, t.depth)
-            in_k = k * t.depth + jnp.arange(t.depth) < case.k
-            a_at, a_in = ((depth, over_m), (in_k, in_m)) if a_t else ((over_m, depth), (in_m, in_k))
-            b_at, b_in = ((over_n, depth), (in_n, in_k)) if b_t else ((depth, over_n), (in_k, in_n))
-            a = plt.load(given["A"].at[*batch, *a_at], mask=a_in[0][:, None] & a_in[1][None], other=0)
-            b = plt.load(given["B"].at[*batch, *b_at], mask=b_in[0][:, None] & b_in[1][None], other=0)
+            over_k = Span(k * t.depth, t.depth, case.k)
+            a = load(given["A"], *batch, over_k, over_m).T if a_t else load(given["A"], *batch, over_m, over_k)
+            b = load(given["B"], *batch, over_n, over_k).T if b_t else load(given["B"], *batch, over_k, over_n)
             precision = lax.Precision.HIGHEST if case.dtype == "f32" else lax.Precision.DEFAULT
-            a, b = (a.T if a_t else a), (b.T if b_t else b)
             return total + lax.dot(a, b, precision=precision, preferred_element_type=sums)
 
         x = lax.fori_loop(0, pl.cdiv(case.k, t.depth), step, jnp.zeros((t.rows, t.cols), sums))
-        inside_c = in_m[:, None] & in_n[None]
         if "residual" in given:
-            x = x + plt.load(given["residual"].at[*batch, over_m, over_n], mask=inside_c, other=0).astype(sums)
+            x = x + load(given["residual"], *batch, over_m, over_n).astype(sums)
         if "bias" in given:
-            x = x + plt.load(given["bias"].at[over_n], mask=in_n, other=0).astype(sums)[None]
-        x = activated(case.epilogue, x)
-        plt.store(c_ref.at[*batch, over_m, over_n], x.astype(dtype(case.out).storage), mask=inside_c)
+            x = x + load(given["bias"], over_n).astype(sums)[None]
+        store(c_ref, (*batch, over_m, over_n), activated(case.epilogue, x).astype(dtype(case.out).storage))
 
     spec = case.output_specs()["C"]
     call = pl.pallas_call(
