@@ -767,6 +767,8 @@ class Trial:
 
     def _release_in_turn(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
+            if not (entry.prepared and self.crew.alive(entry.seat)):
+                continue
             entry.prepared = False
             try:
                 answer = self.crew.start(entry.seat).call("release", self.deadlines.request_s, program=entry.program)
