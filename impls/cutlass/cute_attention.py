@@ -118,12 +118,16 @@ class BackwardTiles:
     Attributes:
         dtype, mask, head: as ``ForwardTiles``.
         stages: slots of the rings of Q and of dO, 64 queries each.
+        dq_first: dQ is computed before dK, beside which it is added up; else after.
+        by_keys: CTAs of one key head follow each other; else those of the same keys of all heads.
     """
 
     dtype: str
     mask: str
     head: int
     stages: int
+    dq_first: bool = True
+    by_keys: bool = False
 
     @property
     def shared_bytes(self) -> int:
@@ -219,9 +223,11 @@ def query_blocks(
     """Blocks of ``rows`` queries of the keys [key, key + keys): (begin, whole, partial, end).
 
     Some query of each block of [begin, end) sees a key, of no other, and every query of [whole, partial) sees all keys,
-    but for those beyond the last. ``whole`` and ``partial`` may lie outside. Traced as well as run, as ``key_blocks``.
+    none of which is beyond the last. ``whole`` and ``partial`` may lie outside. Traced as well as run, as
+    ``key_blocks``.
     """
-    begin, whole, partial, end = 0, 0, (sq + rows - 1) // rows, (sq + rows - 1) // rows
+    begin, partial, end = 0, (sq + rows - 1) // rows, (sq + rows - 1) // rows
+    whole = least(most(key + keys - sk, 0) * end, end)
     if mask != "full":
         shift = sk - sq
         begin = most(key - shift, 0) // rows

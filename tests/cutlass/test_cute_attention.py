@@ -145,6 +145,7 @@ def test_blocks_of_queries_are_those_that_see_a_key(data: st.DataObject) -> None
     assert end - begin <= some.size + 1
     for block in range(max(begin, whole), min(partial, end)):
         assert by_block[block].all()
+        assert first + keys <= sk
 
 
 def test_a_decode_step_is_split_where_heads_do_not_fill_the_device() -> None:

@@ -32,6 +32,8 @@ _REGISTERS = (24, 240)
 _MET, _OWN = 1, 2
 # Columns of dQ that a warpgroup computes in a step.
 _COLUMNS = 64
+# Beyond every query.
+_NEVER = 2**30
 
 
 class Backward:
@@ -119,11 +121,12 @@ class Backward:
         load_v, mv = cpasync.make_tiled_tma_atom(load, cute.make_tensor(v, keys), one_k, box)
         store_dk, mdk = cpasync.make_tiled_tma_atom(store, cute.make_tensor(dk, keys), one_k, box)
         store_dv, mdv = cpasync.make_tiled_tma_atom(store, cute.make_tensor(dv, keys), one_k, box)
+        key_tiles = cute.ceil_div(sk, BACKWARD_KEYS)
         self.kernel(
             load_q, mq, load_do, mdo, load_k, mk, load_v, mv, store_dk, mdk, store_dv, mdv, mlse, mdelta, msums,
             sq, sk, hq, hkv, window, row_tiles, scale2, scale, k_layout, q_layout, s_layout, mma_s, mma_kv, mma_q,
         ).launch(
-            grid=[hkv, cute.ceil_div(sk, BACKWARD_KEYS), batch],
+            grid=[*((key_tiles, hkv) if t.by_keys else (hkv, key_tiles)), batch],
             block=[(_CONSUMERS + 1) * WARPGROUP, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,
@@ -226,6 +229,8 @@ class Backward:
         cute.arch.sync_threads()
 
         key_head, key_tile, batch = cute.arch.block_idx()
+        if cutlass.const_expr(t.by_keys):
+            key_head, key_tile = key_tile, key_head
         spans = query_blocks(
             key_tile * BACKWARD_KEYS, BACKWARD_KEYS, sq, sk, window, ROWS, t.mask, cutlass.min, cutlass.max
         )
@@ -243,7 +248,7 @@ class Backward:
             self.differentiate(
                 (sk_, sv_, kv_full), (sq_, slse, q_full), (sdo, sdelta, do_full), empty, ss_, msums,
                 (store_dk, mdk), (store_dv, mdv), mma_s, mma_kv, mma_q,
-                batch, key_head, key_tile, hq, group, row_tiles, sk - sq, window, spans, scale2, scale,
+                batch, key_head, key_tile, hq, group, row_tiles, sk, sk - sq, window, spans, scale2, scale,
             )  # fmt: skip
 
     @cute.jit
@@ -301,7 +306,7 @@ class Backward:
         self, of_kv, of_q, of_do, empty, ss_, msums, of_dk, of_dv,
         mma_s: cute.TiledMma, mma_kv: cute.TiledMma, mma_q: cute.TiledMma,
         batch: Int32, key_head: Int32, key_tile: Int32, hq: Int32, group: Int32, row_tiles: Int32,
-        shift: Int32, window: Int32, spans, scale2: Float32, scale: Float32,
+        sk: Int32, shift: Int32, window: Int32, spans, scale2: Float32, scale: Float32,
     ):  # fmt: skip
         """A consumer warpgroup: dK and dV of its 64 keys, and its part of dQ."""
         t = self.tiles
@@ -347,9 +352,12 @@ class Backward:
         c.q_full, c.do_full, c.empty = q_full, do_full, empty
         c.column = thread % 4 * 2
         # This thread's keys, as the first query that sees each; with a window, the first one that does not any more.
-        key = key_tile * BACKWARD_KEYS + who * ROWS + thread // _WARP * 16 + thread % _WARP // 4 - shift
-        c.since = [i - c.column for i in (key, key + 8)]
-        c.until = [i + window - c.column for i in (key, key + 8)]
+        key = key_tile * BACKWARD_KEYS + who * ROWS + thread // _WARP * 16 + thread % _WARP // 4
+        if cutlass.const_expr(self.causal):
+            c.since = [i - shift - c.column for i in (key, key + 8)]
+        else:  # all see it that is there
+            c.since = [cutlass.select_(i < sk, -c.column, Int32(_NEVER)) for i in (key, key + 8)]
+        c.until = [i - shift + window - c.column for i in (key, key + 8)]
         half = who if self.halves == 2 else 0
         c.sums = msums.iterator + (half * ROWS * _COLUMNS + thread * 4)
 
@@ -360,9 +368,8 @@ class Backward:
         step = Int32(0)
         for g in cutlass.range(group, unroll=1):
             first = (batch * hq + key_head * group + g) * row_tiles
-            if cutlass.const_expr(self.causal):
-                for i in cutlass.range(begin, whole, unroll=1):
-                    _step(c, step + (i - begin), i, first, True)
+            for i in cutlass.range(begin, whole, unroll=1):
+                _step(c, step + (i - begin), i, first, True)
             for i in cutlass.range(whole, partial, unroll=1):
                 _step(c, step + (i - begin), i, first, False)
             if cutlass.const_expr(self.windowed):
@@ -432,7 +439,9 @@ def _step(c, step, block, first, masked):
     places = cute.make_tensor(c.ds.iterator, dp.layout)
     cute.copy(c.to_shared, c.mine.retile(places), c.s_place[None, None, None, side])
     cute.arch.fence_proxy("async.shared", space="cta")
-    row_wise.multiply(c.mma_kv, c.dk, c.ds, c.q_turned[None, None, None, slot], False)
+    first_dq = c.tiles.dq_first
+    if not first_dq:
+        row_wise.multiply(c.mma_kv, c.dk, c.ds, c.q_turned[None, None, None, slot], False)
     # The gradients of all keys that are multiplied now are there; and what lay there two steps ago has been read.
     if c.halves == 2:
         cute.arch.barrier(barrier_id=_MET, number_of_threads=_CONSUMERS * WARPGROUP)
@@ -440,14 +449,26 @@ def _step(c, step, block, first, masked):
         cute.arch.barrier(barrier_id=_OWN + c.who, number_of_threads=WARPGROUP)
     dq = c.thr_q.make_fragment_C(c.thr_q.partition_shape_C((ROWS, _COLUMNS)))
     row_wise.multiply(c.mma_q, dq, c.s_turned[None, None, None, side], c.k_turned, True)
-    warpgroup.wait_group(1)
-    warpgroup.wait_group(0)
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(c.empty + slot)
+    if first_dq:
+        row_wise.multiply(c.mma_kv, c.dk, c.ds, c.q_turned[None, None, None, slot], False)
+        warpgroup.wait_group(1)
+    else:
+        warpgroup.wait_group(1)
+        _release(c.empty + slot)
+        warpgroup.wait_group(0)
     sums = c.sums + (first + block) * (ROWS * c.tiles.head)
     flat = cute.make_tensor(dq.iterator, cute.make_layout(cute.size(dq)))
     for i in range(cute.size(flat) // 4):
         _add(sums + i * (WARPGROUP * 4), [flat[4 * i + j] for j in range(4)])
+    if first_dq:
+        warpgroup.wait_group(0)
+        _release(c.empty + slot)
+
+
+def _release(empty: cute.Pointer) -> None:
+    """Gives a slot back to the warp that loads."""
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(empty)
 
 
 def _bring(source: cute.Pointer, into: cute.Pointer, size: int, full: cute.Pointer) -> None:

@@ -26,6 +26,8 @@ from impls.cutlass.kernels import cute_attention_softmax as row_wise
 from impls.cutlass.kernels.cute_attention_softmax import WARPGROUP
 
 _WARP = 32
+# Threads of a CTA of the second kernel.
+_COMBINING = 512
 
 
 class Decode:
@@ -34,6 +36,8 @@ class Decode:
     def __init__(self, tiles: DecodeTiles):
         self.tiles = tiles
         self.dtype = {"bf16": cutlass.BFloat16, "f16": cutlass.Float16}[tiles.dtype]
+        # Threads of the second kernel that go through the shares of the same two columns in turns.
+        self.takers = _COMBINING // (tiles.head // 2)
 
     def examples(self):
         """Arguments to trace with, but for the stream."""
@@ -111,7 +115,7 @@ class Decode:
         )  # fmt: skip
         if cutlass.const_expr(t.split):
             self.combine(mo, mp, ml, d, splits).launch(
-                grid=[rows_of_all, 1, 1], block=[t.head // 2, 1, 1], stream=stream
+                grid=[rows_of_all, 1, 1], block=[t.head // 2, self.takers, 1], stream=stream, use_pdl=True
             )
 
     @cute.kernel
@@ -160,6 +164,9 @@ class Decode:
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
 
+        if cutlass.const_expr(t.split):
+            # The second kernel may come up beside the last of these, and waits for all that they write.
+            cute.arch.griddepcontrol_launch_dependents()
         split, head_tile, batch = cute.arch.block_idx()
         key_head, row_tile = head_tile // row_tiles, head_tile % row_tiles
         group = hq // hkv
@@ -252,19 +259,38 @@ class Decode:
 
     @cute.kernel
     def combine(self, mo: cute.Tensor, mp: cute.Tensor, ml: cute.Tensor, d: Int32, splits: Int32):
-        """One row: a thread for two columns."""
-        row, at = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
-        most = ml[0, row, 0]
-        for i in cutlass.range(1, splits):
+        """One row: ``takers`` threads for every two columns, each for some of the shares."""
+        row = cute.arch.block_idx()[0]
+        pair, taker, _ = cute.arch.thread_idx()
+
+        @cute.struct
+        class Shared:
+            sums: cute.struct.MemRange[Float32, 3 * self.takers * (self.tiles.head // 2)]
+
+        sums = (
+            SmemAllocator().allocate(Shared).sums.get_tensor(cute.make_layout((self.tiles.head // 2, self.takers, 3)))
+        )
+        cute.arch.griddepcontrol_wait()
+        most = -Float32.inf
+        for i in cutlass.range(cute.arch.lane_idx(), splits, _WARP, unroll=1):
             most = cute.arch.fmax(most, ml[0, row, i])
-        if 2 * at < d:
-            total, left, right = Float32(0.0), Float32(0.0), Float32(0.0)
-            for i in cutlass.range(splits, unroll=4):
-                weight = row_wise.exp2(ml[0, row, i] - most)
-                total += weight * ml[1, row, i]
-                left += weight * mp[2 * at, row, i]
-                right += weight * mp[2 * at + 1, row, i]
-            mo[at, row] = row_wise.pack(left / total, right / total, self.dtype)
+        most = cute.arch.warp_reduction_max(most)
+        total, left, right = Float32(0.0), Float32(0.0), Float32(0.0)
+        at = cutlass.min(2 * pair, d - 2)
+        for i in cutlass.range(taker, splits, self.takers, unroll=4):
+            weight = row_wise.exp2(ml[0, row, i] - most)
+            total += weight * ml[1, row, i]
+            left += weight * mp[at, row, i]
+            right += weight * mp[at + 1, row, i]
+        for i, value in enumerate((total, left, right)):
+            sums[pair, taker, i] = value
+        cute.arch.sync_threads()
+        if taker == 0 and 2 * pair < d:
+            for i in cutlass.range_constexpr(1, self.takers):
+                total += sums[pair, i, 0]
+                left += sums[pair, i, 1]
+                right += sums[pair, i, 2]
+            mo[pair, row] = row_wise.pack(left / total, right / total, self.dtype)
 
 
 def _step(c, j, first, masked):
