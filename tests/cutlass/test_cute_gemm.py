@@ -142,7 +142,7 @@ def test_without_library_and_compiler_it_says_what_to_run(tmp_path: Path, monkey
     if importlib.util.find_spec("cutlass") is not None:
         pytest.skip("the CuTe DSL is installed here: the library would be compiled")
     monkeypatch.setenv("RIDGEMARK_CACHE", str(tmp_path))
-    with pytest.raises(Unsupported, match=r"nvidia-cutlass-dsl .* is not installed"):
+    with pytest.raises(Unsupported, match=r"nvidia-cutlass-dsl .* is not installed: .*compile_gemm"):
         cute_gemm.library(gemm("256x256x256:bf16"), Choice(128, 256))
 
 

@@ -3,7 +3,8 @@
 The DSL is half a gigabyte that a GPU node need not have. Where it is installed, ``build`` traces a kernel for sm_90a
 without a GPU and links what it exports with the 50 KB of NVIDIA's runtime that load a module and launch it; a node
 calls the library's host function over raw pointers, sizes and a stream. A library is named for the sources and the
-tiles that it came from; ``python -m impls.cutlass.compile_attention CASE ...`` builds those of cases.
+tiles that it came from; ``python -m impls.cutlass.compile_attention CASE ...`` and ``compile_gemm`` build those of
+cases.
 
 Owns libraries and calls; kernels own what is traced and in which order their arguments come. Imports neither the DSL
 nor torch at module level.
@@ -76,9 +77,10 @@ def found(tiles: Any, kernel: Callable[[], Any] | None = None) -> Path:
     try:
         import cutlass  # noqa: F401
     except ImportError as error:
+        module = "compile_gemm" if kernel else "compile_attention"
         raise Unsupported(
             f"{path.name} of the CuTe DSL is not in {path.parent}, and {DSL} {DSL_VERSION} that compiles it is not "
-            "installed: run python -m impls.cutlass.compile_attention with this case where it is, and copy the folder."
+            f"installed: run python -m impls.cutlass.{module} with this case where it is, and copy the folder."
         ) from error
     build(path, kernel() if kernel else _kernel(tiles), repr(tiles))
     return path
