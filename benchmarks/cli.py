@@ -312,12 +312,17 @@ def profile(
     impl: ImplOption = None,
     gemm: GemmOption = None,
     attention: AttentionOption = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Time that the run may take, e.g. 90s; what is left over is not counted."),
+    ] = None,
     folder: OutOption = Path("results"),
 ) -> None:
     """Count what calls move and execute, by Nsight Compute: DRAM and L2 bytes, tensor instructions.
 
-    Only what this machine's records hold as right and timed is counted. Calls of known traffic are counted in every
-    run, for calibration. Exits 1 where something could not be counted.
+    What this machine's records hold as right and timed is counted, and what they do not hold where --impl names it.
+    Stack after stack, in the order of --impl. Calls of known traffic are counted in every run, for calibration.
+    Exits 1 where something could not be counted.
 
     [bold]Examples[/]
       ridgemark profile                                  the flagship cases
@@ -327,26 +332,33 @@ def profile(
     if device.kind != "cuda":
         raise UsageError("Counters are read on an NVIDIA GPU only, and none is visible here.")
     place = records.folder(folder, machine.name())
-    known = profiles.measured(records.read(place)) if place.is_dir() else set()
-    implementations = _implementations(impl)
-    names = {i.name for i in implementations}
-    wanted = {case.id for case in _cases(cases, gemm, attention, device, default="flagship")}
-    programs = sorted((name, case) for name, case in known if name in names and case in wanted)
+    known = profiles.judged(records.read(place)) if place.is_dir() else {}
+    chosen = _cases(cases, gemm, attention, device, default="flagship")
+    taking_part = [i for p in impl for i in registry.select([p])] if impl else list(registry.implementations())
+    programs = {
+        (i.name, case.id): i
+        for i in taking_part
+        for case in chosen
+        if known.get((i.name, case.id), bool(impl)) and registry.refusal(i, case, device) is None
+    }
     if not programs:
         raise UsageError("Nothing of that has been measured here. Measure it first, with: ridgemark compare")
-    taking_part = tuple(i for i in implementations if any(i.name == name for name, _ in programs))
+    # By stack, and the programs of one case together: they share its inputs.
+    stacks, order = session.stacks_of(taking_part), {case.id: number for number, case in enumerate(chosen)}
+    ordered = sorted(programs, key=lambda p: (stacks.index(programs[p].stack), order[p[1]]))
     calibrating = registry.select([profiles.PRODUCT[0], profiles.COPY[0]])
-    built, missing = _environments((*calibrating, *taking_part), device, named=bool(impl))
+    built, missing = _environments((*calibrating, *programs.values()), device, named=bool(impl))
     name = records.new_run_id()
     writer = records.Writer(place / f"{name}.jsonl", name)
     try:
         run = profiles.Run(
-            programs,
+            ordered,
             device=device,
             environments=built,
             missing=missing,
             writer=writer,
             seed=secrets.randbits(31),
+            budget_s=_seconds(budget) if budget else None,
         )
         finished = run.run(lambda text: err.print(escape(text), highlight=False))
     finally:

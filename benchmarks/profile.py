@@ -1,8 +1,9 @@
 """Counted traffic: what one call of an implementation moves and executes, by the GPU's own counters (Nsight Compute).
 
 Owns starting ``ncu`` over a stack's processes (``engine.profiled``), the metrics asked for, the reading of ncu's CSV
-and what the counters of a window mean. Records are of kind ``profile``; the analysis joins them. Only what the records
-of this machine hold as ``ok`` is profiled: counts of a call that nobody judged would be worth nothing.
+and what the counters of a window mean. Records are of kind ``profile``; the analysis joins them to results that are
+``ok``, since counts of a call that nobody judged are worth nothing. What the records of this machine hold as anything
+else is therefore not profiled, and what they do not hold only where it is asked for by name.
 
 What a window gives. ncu runs the kernels of a call one after the other and counts each; between them nothing is
 counted. DRAM reads are those during the call's kernels. DRAM writes come in two parts: lines written back while the
@@ -16,21 +17,24 @@ Tensor instructions are counted per warp: a warpgroup's ``wgmma`` counts four ti
 dtype exist (``sm__ops_path_tensor_src_*``; on an H200 they gave 2MNK exactly for cuBLAS's 4096^3 in tf32, f16, bf16,
 f8 and i8) but with them ncu takes eight passes.
 
-Calibration. Every run counts two calls whose traffic and arithmetic are known: cuBLAS's bf16 4096^3, whose 2MNK over
-its tensor instructions gives the FLOPs of one (65536 on an H200: a quarter of an m64n128k16, as the kernel's tile of
-128 columns says), and a copy of 256 MiB, of which all must be read and all must be written.
+Calibration. Every run counts, last where nothing else of their stacks is asked for, two calls whose traffic and
+arithmetic are known: cuBLAS's bf16 4096^3, whose 2MNK over its tensor instructions gives the FLOPs of one (65536 on an
+H200: a quarter of an m64n128k16, as the kernel's tile of 128 columns says), and a copy of 256 MiB, of which all must be
+read and all must be written.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -115,13 +119,13 @@ def find_ncu() -> Path:
     return Path(found)
 
 
-def measured(loaded: records.Loaded) -> set[Program]:
-    """The (implementation, case) pairs whose latest burst result is ``ok``."""
-    latest: dict[Program, str] = {}
+def judged(loaded: records.Loaded) -> dict[Program, bool]:
+    """Whether the latest burst result of an (implementation, case) pair is ``ok``; pairs that have one."""
+    latest: dict[Program, bool] = {}
     for result in sorted(records.results(loaded), key=lambda r: str(r["run"])):  # run ids sort by time
         if result["replica"] == 0 and result["regime"] == "burst":
-            latest[result["impl"], result["case"]] = result["status"]
-    return {program for program, status in latest.items() if status == "ok"}
+            latest[result["impl"], result["case"]] = result["status"] == "ok"
+    return latest
 
 
 # -- what ncu wrote ---------------------------------------------------------------------------------------------------
@@ -184,10 +188,12 @@ class Run:
     """One run of the profiler over programs of several stacks; appends to one records file.
 
     Args:
-        programs: (implementation, case) pairs; the calibrating ones come first, whether or not they are among them.
+        programs: (implementation, case) pairs. Stacks are counted in the order in which they first appear, each as a
+            whole. The calibrating programs come first in their stacks, whether or not they are among them.
         environments: stack -> its environment.
         missing: stack -> why it has none, one sentence.
         seed: of the inputs.
+        budget_s: seconds after which no stack is begun and the present one is ended; None without.
 
     Raises:
         NoProfiler: no ncu, or a device whose counters have other names.
@@ -202,6 +208,7 @@ class Run:
         missing: Mapping[str, str],
         writer: records.Writer,
         seed: int,
+        budget_s: float | None = None,
     ) -> None:
         if device.arch not in _ARCHITECTURES:
             raise NoProfiler(
@@ -210,19 +217,23 @@ class Run:
             )
         self._ncu = find_ncu()
         self._device, self._environments, self._missing = device, environments, missing
-        self._writer, self._seed = writer, seed
+        self._writer, self._seed, self._budget_s = writer, seed, math.inf if budget_s is None else budget_s
         by_stack: dict[str, dict[Program, None]] = {}
-        for program in (PRODUCT, COPY, *sorted(programs, key=lambda p: (p[1], p[0]))):
+        for program in (*programs, PRODUCT, COPY):
             by_stack.setdefault(program[0].partition(".")[0], {})[program] = None
-        self._stacks = {stack: tuple(wanted) for stack, wanted in by_stack.items()}
+        self._stacks = {
+            stack: tuple({p: None for p in (PRODUCT, COPY) if p in wanted} | wanted)
+            for stack, wanted in by_stack.items()
+        }
         self.lines: list[dict[str, Any]] = []
 
     def run(self, progress: Callable[[str], None]) -> bool:
         """Profile everything, stack after stack; each stack's lines are recorded as soon as it is done.
 
         Returns:
-            False where Ctrl-C ended it early.
+            False where Ctrl-C or the budget ended it early.
         """
+        begin = time.monotonic()
         cases = dict.fromkeys(case for wanted in self._stacks.values() for _, case in wanted)
         impls = dict.fromkeys(impl for wanted in self._stacks.values() for impl, _ in wanted)
         self._writer.append(
@@ -234,8 +245,12 @@ class Run:
         version = self._version()
         try:
             for stack, wanted in self._stacks.items():
+                left = self._budget_s - (time.monotonic() - begin)
+                if left <= 0:
+                    interrupted = True
+                    break
                 progress(f"{stack}: {len(wanted)} calls under Nsight Compute")
-                for line in self._profile(stack, wanted):
+                for line in self._profile(stack, wanted, left):
                     about = {
                         "ncu": version,
                         "seed": self._seed,
@@ -252,7 +267,7 @@ class Run:
         found = re.search(r"Version (\S+)", said.stdout)
         return found[1] if found else "unknown"
 
-    def _profile(self, stack: str, wanted: Sequence[Program]) -> Iterator[dict[str, Any]]:
+    def _profile(self, stack: str, wanted: Sequence[Program], left_s: float) -> Iterator[dict[str, Any]]:
         """The record lines of one stack's programs, each of them exactly once."""
         environment = self._environments.get(stack)
         if environment is None:
@@ -267,7 +282,7 @@ class Run:
                 "programs": [{"impl": impl, "case": case} for impl, case in wanted],
             }
             (folder / "job.json").write_text(json.dumps(job))
-            end = self._watch(environment, folder, _START_S + _PROGRAM_S * len(wanted))
+            end = self._watch(environment, folder, min(left_s, _START_S + _PROGRAM_S * len(wanted)))
             answered = folder / "answers.jsonl"
             answers = [json.loads(line) for line in answered.read_text().splitlines()] if answered.exists() else []
             log = folder / "ncu.log"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,7 @@ def result(impl: str, case: str, status: str, run: str, **fields: object) -> dic
     return line | fields
 
 
-def test_only_what_was_last_found_right_and_timed_is_profiled() -> None:
+def test_what_was_last_found_of_a_program_counts() -> None:
     loaded = records.Loaded(
         [
             result("a.b", "gemm:1x1x1:f32", "wrong", "20260102T000000-aaaa"),
@@ -136,7 +137,7 @@ def test_only_what_was_last_found_right_and_timed_is_profiled() -> None:
             result("a.d", "gemm:1x1x1:f32", "ok", "20260102T000000-aaaa", regime="sustained"),
         ]
     )
-    assert profile.measured(loaded) == {("a.c", "gemm:1x1x1:f32")}
+    assert profile.judged(loaded) == {("a.b", "gemm:1x1x1:f32"): False, ("a.c", "gemm:1x1x1:f32"): True}
 
 
 NCU = """
@@ -211,10 +212,12 @@ def test_a_run_records_every_program_once(prepared: Path, tmp_path: Path) -> Non
             *(sweep(3), kernel("a", read=50), kernel("b", read=60), sweep(70)),
         ),
     )
-    programs = [("cublas.searched", other), ("cublas.default", other), ("xla.default", other), PRODUCT]
+    programs = [("xla.default", other), ("cublas.default", other), ("cublas.searched", other), PRODUCT]
     lines = profiled(tmp_path, programs, {"xla": "xla has no environment here."})
     found = {(line["impl"], line["case"]): line for line in lines}
     assert len(found) == len(lines) == 5
+    # The stacks as they were asked for, what calibrates first in its own.
+    assert [line["impl"] for line in lines] == [programs[0][0], PRODUCT[0], programs[1][0], programs[2][0], COPY[0]]
     product, searched = found[PRODUCT], found["cublas.searched", other]
     assert product["status"] == "ok"
     assert product["counters"]["tensor_instructions"]["wgmma"] == wgmmas
@@ -235,6 +238,30 @@ def test_a_run_records_every_program_once(prepared: Path, tmp_path: Path) -> Non
     # Read 100.0 MB, written 11.0, 1.0 of it after the call: 1.103 of three matrices of 33.55 MB.
     assert all(cell in shown for cell in ("100.0", "11.0", "1.103", "65536"))
     assert "failed. RuntimeError: x" in shown
+
+
+def test_a_budget_ends_the_run_between_stacks_and_in_one(prepared: Path, tmp_path: Path) -> None:
+    environment = Environment("cublas", Path(sys.executable), {}, None, "mapped")
+    prepared.parent.joinpath("bin", "ncu").write_text(
+        f"#!{sys.executable}\nimport sys, time\nprint('Version 1')\nif '--version' not in sys.argv: time.sleep(60)\n"
+    )
+    writer = records.Writer(tmp_path / "r1.jsonl", "r1")
+    run = profile.Run(
+        [("cublas.searched", PRODUCT[1])],
+        device=DEVICE,
+        environments=dict.fromkeys(("cublas", "ceilings"), environment),
+        missing={},
+        writer=writer,
+        seed=1,
+        budget_s=1.0,
+    )
+    begin = time.monotonic()
+    assert not run.run(lambda _: None)
+    assert time.monotonic() - begin < 30
+    writer.close()
+    assert [line["impl"] for line in run.lines] == [PRODUCT[0], "cublas.searched"]
+    assert all("it was ended after 1 s" in line["reason"] for line in run.lines)
+    assert records.read(writer.path).lines[-1]["interrupted"]
 
 
 def test_a_run_that_counts_is_not_gone_on_with(prepared: Path, tmp_path: Path) -> None:
