@@ -95,8 +95,9 @@ class GluonGemm(_Gluon):
                 return f"TMA wants rows of a multiple of 16 bytes, and those of {name} have {spec.shape[-1]} elements."
         if case.batch * max(case.m, case.n, case.k) >= 2**31:
             return "This kernel counts the rows of a whole batch in 32 bits."
-        if case.batch != 1 and (case.m % ROWS or case.k * dtype(case.dtype).bytes % 128):
-            return "With a batch this kernel wants M in multiples of 128 and rows along K in multiples of 128 bytes."
+        line = case.k * dtype(case.dtype).bytes
+        if case.batch != 1 and (case.m % ROWS or line % 128 or line < 256):
+            return "With a batch this kernel wants M in multiples of 128, K in multiples of 128 bytes and 256 at least."
         return None
 
     def prepare(self, case: Case, device: Device) -> Program:

@@ -37,7 +37,7 @@ class Tiling:
         bk: length along K of a stage.
         stages: slots of the ring.
         group: tile rows that are walked together.
-        lead: steps that the first consumer is ahead of the second.
+        lead: steps that the first consumer is ahead of the second: none, or two and more.
     """
 
     bn: int
@@ -98,7 +98,7 @@ def gemm_space(case: Gemm) -> list[Tiling]:
         depth = max(
             stages for stages in range(2, 9) if gemm_shared_bytes(_tiling(case, bn, stages), case) <= _SHARED_BYTES
         )
-        for stages, group, lead in product((depth, depth - 1), (4, 8, 16, 32), (0, 1, 3)):
+        for stages, group, lead in product((depth, depth - 1), (4, 8, 16, 32), (0, 2, 3, 5)):
             if lead < stages and (lead == 0 or not _promoted(case)):
                 found.append(replace(_tiling(case, bn, stages), group=group, lead=lead))
     return found

@@ -5,9 +5,10 @@ configuration a case gets.
 
 One CTA per SM walks over C's tiles. A producer warp fills a ring of shared-memory stages through TMA; two consumer
 warpgroups each multiply half of the tile's rows by all of its columns with wgmma, one product in flight. They are
-separate partitions, the first ahead of the second by some steps: one writes its half of C through shared memory and TMA
-while the other still multiplies, and the producer has already begun on the next tile. Tiles go in groups of rows, so
-that the tiles in flight share their operands in L2.
+separate partitions, the first ahead of the second by some steps: one rounds its half of C while the other still
+multiplies, and the producer has already begun on the next tile. C of 16 bits waits in half the registers of its
+accumulator and is written, through shared memory and TMA, while the next tile's first two products run. Tiles go in
+groups of rows, so that the tiles in flight share their operands in L2.
 
 f8 sums are kept in the tensor core's short accumulator (fast), or every stage's partial sum is added to an f32
 accumulator outside (promoted); the half tile then goes in two quarters, since both accumulators must fit the registers.
@@ -15,7 +16,7 @@ accumulator outside (promoted); the half tile then goes in two quarters, since b
 
 # Kernel code is compiled, not run, by a language without starred lists; its tuples stand for structures and are
 # unpacked by all their names.
-# ruff: noqa: RUF005, RUF059, SIM108, SIM109
+# ruff: noqa: RUF005, RUF059, SIM102, SIM108, SIM109
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def _producer(descs, rings, bars, sizes, a_t: gl.constexpr, b_t: gl.constexpr):
     bn: gl.constexpr = b_desc.block_shape[0 if b_t else 1]
     tiles_m = gl.cdiv(m, ROWS)
     tiles_n = gl.cdiv(n, bn)
-    steps = gl.cdiv(k, bk)
+    steps = gl.maximum(gl.cdiv(k, bk), 2)  # beyond K there are zeros
     stage = 0
     phase = 1
     for index in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
@@ -202,17 +203,42 @@ def _finish(acc, column, row, bias, residual, m, n, epilogue: gl.constexpr, layo
 
 
 @gluon.jit
-def _store(acc, part: gl.constexpr, c_desc, buffer, row, column, extra, sizes, epilogue: gl.constexpr):
-    """Finish a part of C, and write it through one of the consumer's two staging buffers."""
-    layout: gl.constexpr = acc.type.layout
-    batch, m, n, k, group = sizes
-    bias, residual = extra
-    at = column + part * acc.shape[1]
-    done = _finish(acc, at, row, bias, residual, batch * m, n, epilogue, layout, c_desc.dtype).to(c_desc.dtype)
+def _packed(x, out: gl.constexpr):
+    """Two neighbouring columns, rounded to 16 bits, in a register: what waits beside the next tile's accumulator."""
+    even, odd = x.reshape([x.shape[0], x.shape[1] // 2, 2]).split()
+    if out == gl.bfloat16:
+        round_both: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+    else:
+        round_both: gl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(round_both, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _unpacked(pairs, out: gl.constexpr, layout: gl.constexpr):
+    """The columns again, in the accumulator's layout; no data moves between threads."""
+    even, odd = pairs.to(gl.int16).to(out, bitcast=True), (pairs >> 16).to(gl.int16).to(out, bitcast=True)
+    both = gl.join(even, odd).reshape([pairs.shape[0], 2 * pairs.shape[1]])
+    return gl.convert_layout(both, layout, assert_trivial=True)
+
+
+@gluon.jit
+def _store(done, c_desc, buffer, row, column):
+    """Write a part of C through one of the consumer's two staging buffers."""
     tma.store_wait(1)  # what was in the buffer has been read
     buffer.store(done)
     fence_async_shared()
-    tma.async_copy_shared_to_global(c_desc, [row, at], buffer)
+    tma.async_copy_shared_to_global(c_desc, [row, column], buffer)
+
+
+@gluon.jit
+def _store_two(pairs, part: gl.constexpr, c_desc, buffers, at, layout: gl.constexpr):
+    """Write quarters ``part`` and ``part + 1`` of a tile's columns, which were packed before."""
+    even, odd = buffers
+    row, column = at
+    first, second = pairs
+    width: gl.constexpr = 2 * first.shape[1]
+    _store(_unpacked(first, c_desc.dtype, layout), c_desc, even, row, column + part * width)
+    _store(_unpacked(second, c_desc.dtype, layout), c_desc, odd, row, column + (part + 1) * width)
 
 
 @gluon.jit
@@ -225,6 +251,7 @@ def _consumer(
     ring_a, ring_b, staging = rings
     full, empty, ahead = bars
     batch, m, n, k, group = sizes
+    bias, residual = extra
     bk: gl.constexpr = a_desc.block_shape[0 if a_t else 1]
     bn: gl.constexpr = b_desc.block_shape[0 if b_t else 1]
     instruction_k: gl.constexpr = 256 // a_desc.dtype.primitive_bitwidth
@@ -233,12 +260,20 @@ def _consumer(
     quarter: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, bn // 4, instruction_k])
     tiles_m = gl.cdiv(m, ROWS)
     tiles_n = gl.cdiv(n, bn)
-    steps = gl.cdiv(k, bk)
+    steps = gl.maximum(gl.cdiv(k, bk), 2)  # beyond K there are zeros
     even = staging.index(2 * who)
     odd = staging.index(2 * who + 1)
+    buffers = (even, odd)
     place = (0, 0, 0)
     parity = 0
     acc = gl.zeros([64, bn], gl.float32, whole)
+    # C in 16 bits waits, packed, until the next tile's first products are under way.
+    defers: gl.constexpr = not promoted and c_desc.dtype.primitive_bitwidth == 16
+    at = (0, 0)
+    if defers:
+        nothing = _packed(gl.zeros([64, bn // 4], gl.float32, quarter), c_desc.dtype)
+        left_pairs = (nothing, nothing)
+        right_pairs = (nothing, nothing)
     for index in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
         if promoted:
             b_index, tile_m, tile_n = _tile(index, tiles_m, tiles_n, group)
@@ -246,29 +281,52 @@ def _consumer(
             right = gl.zeros([64, bn // 2], gl.float32, half)
             left, right, place = _multiply_promoted(left, right, place, steps, rings, bars, who, a_t, b_t)
         else:
+            if lead > 0 and who == 1:
+                mbarrier.wait(ahead, parity)
+                parity ^= 1
+            acc, place = _multiply(acc, place, 0, 1, rings, bars, who, a_t, b_t)
+            # Here, where a product is in flight: divisions take some hundred cycles.
+            b_index, tile_m, tile_n = _tile(index, tiles_m, tiles_n, group)
+            if defers:
+                if index >= gl.num_programs(0):
+                    _store_two(left_pairs, 0, c_desc, buffers, at, quarter)
+            acc, place = _multiply(acc, place, 1, 2, rings, bars, who, a_t, b_t)
+            if defers:
+                if index >= gl.num_programs(0):
+                    _store_two(right_pairs, 2, c_desc, buffers, at, quarter)
             if lead > 0 and who == 0:
-                acc, place = _multiply(acc, place, 0, lead, rings, bars, who, a_t, b_t)
+                acc, place = _multiply(acc, place, 2, lead, rings, bars, who, a_t, b_t)
                 mbarrier.arrive(ahead, count=1)
-                # Here, where a product is in flight: divisions take some hundred cycles.
-                b_index, tile_m, tile_n = _tile(index, tiles_m, tiles_n, group)
                 acc, place = _multiply(acc, place, lead, steps, rings, bars, who, a_t, b_t)
             else:
-                b_index, tile_m, tile_n = _tile(index, tiles_m, tiles_n, group)
-                if lead > 0:
-                    mbarrier.wait(ahead, parity)
-                    parity ^= 1
-                acc, place = _multiply(acc, place, 0, steps, rings, bars, who, a_t, b_t)
+                acc, place = _multiply(acc, place, 2, steps, rings, bars, who, a_t, b_t)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(empty.index(place[2]), count=1)
             left, right = _halves(acc, half)
         row = b_index * m + tile_m * ROWS + 64 * who
         column = tile_n * bn
+        at = (row, column)
+        width: gl.constexpr = bn // 4
         first, second = _halves(left, quarter)
-        _store(first, 0, c_desc, even, row, column, extra, sizes, epilogue)
-        _store(second, 1, c_desc, odd, row, column, extra, sizes, epilogue)
         third, fourth = _halves(right, quarter)
-        _store(third, 2, c_desc, even, row, column, extra, sizes, epilogue)
-        _store(fourth, 3, c_desc, odd, row, column, extra, sizes, epilogue)
+        out: gl.constexpr = c_desc.dtype
+        first = _finish(first, column, row, bias, residual, batch * m, n, epilogue, quarter, out)
+        second = _finish(second, column + width, row, bias, residual, batch * m, n, epilogue, quarter, out)
+        if defers:
+            left_pairs = (_packed(first, out), _packed(second, out))
+        else:
+            _store(first.to(out), c_desc, even, row, column)
+            _store(second.to(out), c_desc, odd, row, column + width)
+        third = _finish(third, column + 2 * width, row, bias, residual, batch * m, n, epilogue, quarter, out)
+        fourth = _finish(fourth, column + 3 * width, row, bias, residual, batch * m, n, epilogue, quarter, out)
+        if defers:
+            right_pairs = (_packed(third, out), _packed(fourth, out))
+        else:
+            _store(third.to(out), c_desc, even, row, column + 2 * width)
+            _store(fourth.to(out), c_desc, odd, row, column + 3 * width)
+    if defers:
+        _store_two(left_pairs, 0, c_desc, buffers, at, quarter)
+        _store_two(right_pairs, 2, c_desc, buffers, at, quarter)
     tma.store_wait(0)
 
 
@@ -335,7 +393,7 @@ def launch(case: Gemm, tensors: Mapping[str, torch.Tensor], tiling: Tiling) -> L
         "b_t": b_t,
         "stages": tiling.stages,
         # With fewer steps than this the leader could be a whole tile ahead, which the barrier's parity cannot tell.
-        "lead": tiling.lead if -(-case.k // bk) >= 2 * tiling.stages else 0,
+        "lead": max(2, tiling.lead) if tiling.lead and -(-case.k // bk) >= 2 * tiling.stages else 0,
         "epilogue": EPILOGUES.index(case.epilogue),
         "promoted": case.dtype == "f8e4m3" and case.acc == "f32",
     }
