@@ -577,7 +577,8 @@ def _environments(
 ) -> tuple[dict[str, environments.Environment], dict[str, str]]:
     """The environment of every stack, built where it is not there; and why a stack has none.
 
-    A stack that was asked for by name, or that holds a baseline, must have one: EnvironmentFailure is raised.
+    One that holds a baseline must have one, and of those that were asked for by name at least one: EnvironmentFailure
+    is raised.
     """
     needed = [
         s
@@ -590,15 +591,20 @@ def _environments(
     with err.status("environments"), ThreadPoolExecutor(max(1, len(needed))) as threads:
         # What can be seen without building anything, together: a mapped interpreter's imports take seconds.
         list(threads.map(lambda stack: environments.find(stack, device.kind), needed))
+    failures = []
     for stack in needed:
         try:
             with err.status(f"environment of {stack}") as status:
                 built[stack] = environments.build(stack, device.kind, status.update)
         except environments.EnvironmentFailure as failure:
-            if named or stack in vital:
+            if stack in vital:
                 raise
+            failures.append(failure)
             missing[stack] = f"{failure.message} {failure.remedy}"
-            err.print(f"[yellow]without {stack}:[/] {escape(missing[stack])}", highlight=False)
+    if named and failures and set(built) <= vital:
+        raise failures[0]
+    for stack, reason in missing.items():
+        err.print(f"[yellow]without {stack}:[/] {escape(reason)}", highlight=False)
     return built, missing
 
 

@@ -41,8 +41,9 @@ LANES = 3
 STREAK = 16
 # Memory for outputs that wait to be judged; on a GPU that of the host, where one waits for each judge.
 KEPT_BYTES, GPU_KEPT_BYTES = 256 * 2**20, 1024 * 2**20
-# Time that the streak of checked calls may take, new contents and verdicts included.
-STREAK_SECONDS = 2.0
+# Time that the streak of checked calls may take, new contents and verdicts included; less on a GPU, where a dozen
+# implementations renew their inputs over a bus.
+STREAK_SECONDS, GPU_STREAK_SECONDS = 2.0, 1.0
 
 # Calls back to back are timed so; see timing.cupti.
 SUSTAINED_METHOD = "host_span"
@@ -427,15 +428,20 @@ class Trial:
         entry.first_call_s = self._judged_call(entry, 0)
         if entry.alive:
             entry.seconds = self._judged_call(entry, 1)
-        # On a GPU several calls make a block, and half of the outputs are judged while the other half is made.
-        together = max(1, self._room // 2) if self.device.kind == "cuda" else 1
+        gpu = self.device.kind == "cuda"
+        limit, together = (GPU_STREAK_SECONDS, memory.INPUT_SETS) if gpu else (STREAK_SECONDS, 1)
         taken: list[float] = []
         begin = time.monotonic()
         while entry.alive and len(taken) < STREAK:
-            if len(taken) >= memory.INPUT_SETS and time.monotonic() - begin > STREAK_SECONDS:
-                break
             numbers = range(len(taken), min(len(taken) + together, STREAK))
             taken += self._renewed_calls(entry, [number % memory.INPUT_SETS for number in numbers])
+            spent = time.monotonic() - begin
+            if len(taken) >= memory.INPUT_SETS and spent > limit:
+                break
+            if (
+                gpu
+            ):  # As many in a block as there is time for; half of the outputs are judged while the others are made.
+                together = int(np.clip((limit - spent) / spent * len(taken), 1, max(1, self._room // 2)))
         if taken:
             entry.seconds = float(np.median(taken))
 

@@ -13,6 +13,9 @@ import numpy as np
 
 from impls.workloads.dtypes import dtype
 
+# Pinned memory is kept for good: a larger array goes without.
+_PINNED_BYTES = 512 * 2**20
+
 
 def jax_dtype(name: str) -> np.dtype:
     """The jax dtype that stores dtype ``name`` of the workloads: jax takes NumPy's and ml_dtypes' own.
@@ -43,6 +46,6 @@ def to_numpy(array: jax.Array) -> np.ndarray:
 
     A GPU's goes through pinned memory, which XLA keeps for the next one: fresh pages would cost ten times the transfer.
     """
-    if next(iter(array.devices())).platform == "gpu":
+    if next(iter(array.devices())).platform == "gpu" and array.nbytes <= _PINNED_BYTES:
         array = jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
     return np.asarray(array)

@@ -28,6 +28,8 @@ _BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype, np.dtype]] = {
     torch.bfloat16: (torch.int16, np.dtype(np.int16), dtype("bf16").storage),
     torch.float8_e4m3fn: (torch.uint8, np.dtype(np.uint8), dtype("f8e4m3").storage),
 }
+# Pinned memory is kept for good, and a GiB of it takes half a second to make: a tensor that is larger goes without.
+_PINNED_BYTES = 512 * 2**20
 _EXTENSION_TYPES = {storage: kind for kind, (_, _, storage) in _BITS.items()}
 
 
@@ -61,7 +63,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """
     host = tensor.detach()
     if host.is_cuda:
-        host = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
+        host = torch.empty(host.shape, dtype=host.dtype, pin_memory=host.nbytes <= _PINNED_BYTES).copy_(host)
     if host.dtype not in _BITS:
         array: np.ndarray = host.numpy()
         return array

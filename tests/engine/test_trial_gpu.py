@@ -338,7 +338,7 @@ def test_every_call_of_the_streak_finds_other_contents_though_few_requests_are_m
         assert earlier != later
     for earlier, later in zip(calls["other.two"], calls["other.two"][2:], strict=False):
         assert earlier != later  # at the same place, with two sets in turn
-    assert Worker.asked.count("block") == 3 * (2 + 2)
+    assert Worker.asked.count("block") == 3 * (2 + 3)
 
 
 @pytest.mark.parametrize("every", [2, 7, 16])
