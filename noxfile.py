@@ -16,6 +16,8 @@ nox.options.sessions = ["compare"]
 nox.options.default_venv_backend = "none"
 
 HARNESS = Path(".nox", "harness").absolute()
+#: What is written in CUTLASS' CuTe DSL is compiled here: half a gigabyte beside PyTorch.
+DSL = Path(".nox", "dsl").absolute()
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 #: stack -> its env.toml: one section per device family.
 NEEDS = {p.parent.name: tomllib.loads(p.read_text()) for p in sorted(Path("impls").glob("*/env.toml"))}
@@ -157,11 +159,15 @@ def tune(session: nox.Session, stack: str) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Compile CUTLASS' C++ kernels for sm_90a, without a GPU; arguments (cases, --jobs 8) go to impls.cutlass.build."""
+    """Compile, without a GPU, what stacks compile for an H200; arguments (cases) go to benchmarks.beforehand."""
     harness(session)
     # Headers only: what the package requires is for its Python interface, which is not used.
     run(session, "pip", "install", "--quiet", "--no-deps", *nox.project.dependency_groups(PYPROJECT, "cutlass"))
-    run(session, "python", "-m", "impls.cutlass.build", *session.posargs)
+    if not (DSL / "bin" / "pip").exists():
+        session.run(sys.executable, "-m", "venv", str(DSL), external=True)
+    needs = nox.project.dependency_groups(PYPROJECT, "dsl")
+    session.run(str(DSL / "bin" / "pip"), "install", "--quiet", *needs, external=True)
+    run(session, "python", "-m", "benchmarks.beforehand", "--dsl", str(DSL / "bin" / "python"), *session.posargs)
 
 
 @nox.session

@@ -1,8 +1,8 @@
 """``python -m impls.incumbents.kernels.record CASE ...``: compile FlashAttention-4 and QuACK for cases, without a GPU.
 
 Runs where ``flash-attn-4``, ``quack-kernels``, ``nvidia-cutlass-dsl``, PyTorch and gcc are installed and writes what
-``recording.folder`` says, for the implementations of this stack. A choice that the library refuses is named and left
-out.
+``recording.folder`` says, for the implementations of this stack. What was recorded by the same versions is kept, and
+added to. A choice that the library refuses is named and left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from impls.incumbents import attention, gemm
 from impls.incumbents.kernels import recording
 from impls.incumbents.kernels.recording import Recorded
 from impls.workloads.attention import Attention
-from impls.workloads.base import parse_case
+from impls.workloads.base import Case, parse_case
 from impls.workloads.gemm import Gemm
 
 #: The versions that ``libraries`` is written against: it calls functions that are not theirs to keep.
@@ -29,6 +29,17 @@ def _versions(implementation: str) -> dict[str, str]:
     library = "flash-attn-4" if implementation == "incumbents.fa4" else "quack-kernels"
     others = ("quack-kernels", "nvidia-cutlass-dsl", "apache-tvm-ffi")
     return {name: metadata.version(name) for name in dict.fromkeys((library, *others))}
+
+
+def _there(implementation: str, case: Case) -> Recorded | None:
+    """What was recorded of a case, by these versions, with its libraries."""
+    try:
+        there = Recorded.read(recording.file(implementation, case))
+    except FileNotFoundError:
+        return None
+    libraries = {kernel["library"] for one in there.recordings for kernel in one.kernels}
+    whole = all(recording.library(name).is_file() for name in libraries)
+    return there if whole and there.versions == _versions(implementation) else None
 
 
 def main() -> int:
@@ -55,12 +66,17 @@ def main() -> int:
         if (why := one.refuses(case, device)) is not None:
             print(f"{case.id}: {why}", flush=True)
             continue
-        begin, found, troubles = time.monotonic(), [], []
+        begin, troubles = time.monotonic(), []
         choices: list[gemm.Configuration | None] = [None]
         if isinstance(case, Gemm):
             chosen, _ = gemm.choose(case, device.name)
             choices = [chosen] if arguments.chosen else [*gemm.configurations(case)]
-        for choice in choices:
+        there = _there(one.name, case)
+        found, seconds = (there.recordings, there.compile_s) if there else ([], {})
+        if not (missed := [c for c in choices if all(c != recorded.choice for recorded in found)]):
+            print(f"{case.id}: {len(choices)} recorded already", flush=True)
+            continue
+        for choice in missed:
             try:
                 with kernels.recording() as call:
                     if isinstance(case, Attention):
@@ -77,7 +93,7 @@ def main() -> int:
             missing += 1
             continue
         used = {k["library"] for r in found for k in r.kernels}
-        seconds = {name: kernels.compile_s[name] for name in sorted(used)}
+        seconds = {name: (kernels.compile_s | seconds)[name] for name in sorted(used)}
         Recorded(_versions(one.name), libraries.SMS, seconds, found).write(recording.file(one.name, case))
         print(f"{case.id}: {len(found)} recorded, {len(used)} kernels, {time.monotonic() - begin:.1f} s", flush=True)
     return min(missing, 100)
