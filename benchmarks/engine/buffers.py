@@ -72,7 +72,7 @@ _numbers = itertools.count(1)
 
 
 class Arena:
-    """Makes arrays in files and frees them. Not to be used from several threads at once.
+    """Makes arrays in files and frees them, for any thread; not to be closed while one of them is at it.
 
     Args:
         label: begins the files' names, for whoever looks into the folder.

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -116,18 +117,20 @@ class Session:
         pool = Pool(ROOT, self.device, self.device.threads)
         arena = Arena("session")
         reference = Reference(aside=self.device.kind == "cuda")
+        asking = ThreadPoolExecutor(1, "ridgemark-ask")  # making room for some GiB takes a second, too
         try:
             crew = Crew(pool, self.environments, self._introduce)
             todo = [c for c in self.plan.cases if c.id not in self.finished]
-            asked: deque[Asked | None] = deque()
+            asked: deque[Future[Asked | None]] = deque()
             for done, case in enumerate(todo):
                 available = None
                 if self.plan.budget_s is not None:
                     left = self.plan.budget_s - (time.monotonic() - start)
                     available = left * self._shares(case) / sum(map(self._shares, todo[done:]))
                 for following in todo[done + len(asked) : done + 1 + AHEAD]:
-                    asked.append(self._ask(following, reference, arena))
-                one = self._trial(case, crew, reference, arena, progress, available, measure, asked.popleft())
+                    asked.append(asking.submit(self._ask, following, reference, arena))
+                question = asked.popleft().result()
+                one = self._trial(case, crew, reference, arena, progress, available, measure, question)
                 interrupted = interrupted or (one is not None and one.interrupted)
                 if interrupted:
                     break
@@ -137,6 +140,7 @@ class Session:
         finally:
             with self.phases("stop"):
                 pool.stop()
+            asking.shutdown(cancel_futures=True)
             reference.close()
             arena.close()
             self.phases.seconds["wall"] = time.monotonic() - start
