@@ -63,6 +63,14 @@ class Residency:
             self.peak_bytes = max(self.peak_bytes, self._held + _status_bytes("VmHWM") - before)
             self._held += _status_bytes("VmRSS") - before
 
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Around what happens within such an operation and is not the program's."""
+        before = _status_bytes("VmRSS") if self.peak_bytes is not None else 0
+        yield
+        if self.peak_bytes is not None:
+            self._held -= _status_bytes("VmRSS") - before
+
 
 def _status_bytes(key: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -180,6 +188,11 @@ class Operations:
         self._refill(self._get(program), set, inputs)
         return {}
 
+    def _renew(self, built: _Built, set: int, inputs: Mapping[str, buffers.Descriptor]) -> Any:
+        """New contents within a block: the memory that they take is not the program's."""
+        with built.residency.apart():
+            return self._refill(built, set, inputs)
+
     def _refill(self, built: _Built, set: int, inputs: Mapping[str, buffers.Descriptor]) -> Any:
         loaded = self._loaded(built, set)
         shared = self._views(inputs, built.gpu)
@@ -212,13 +225,12 @@ class Operations:
         built = self._get(program)
         loaded = {which: self._loaded(built, which).value for which in sets}
         copies = {int(index): self._views(into, None) for index, into in keep.items()}
+        indices = [*copies, *map(int, renew or {})]
+        if not all(0 <= index < len(sets) for index in indices):
+            raise BadRequest(f"A block of {len(sets)} calls has no call {max(indices)}.")
         renewed = {
-            int(index): partial(self._refill, built, sets[int(index)], inputs)
-            for index, inputs in (renew or {}).items()
-            if 0 <= int(index) < len(sets)
+            int(index): partial(self._renew, built, sets[int(index)], inputs) for index, inputs in (renew or {}).items()
         }
-        if not all(0 <= index < len(sets) for index in (*copies, *map(int, renew or {}))):
-            raise BadRequest(f"A block of {len(sets)} calls has no call {max((*copies, *map(int, renew or {})))}.")
         with built.residency.watch():
             answer: dict[str, Any] = built.timing.block(built.program, loaded, sets, copies, poison, renewed)
         return answer

@@ -73,3 +73,21 @@ def test_every_shared_array_is_mapped_once_until_the_program_is_released(arena, 
     assert worker._mapped == {}
     live()
     assert sorted(mapped) == sorted(2 * expected)
+
+
+def test_a_block_renews_a_set_before_the_calls_that_ask_for_it(arena, monkeypatch):
+    monkeypatch.setattr(registry, "find", lambda name, workload: Made())
+    variants = [{n: arena.put(a, "f32") for n, a in CASE.inputs(seed).items()} for seed in range(4)]
+    slots = [arena.array((8, 8), "f32") for _ in range(4)]
+    worker = operations.Operations()
+    worker.prepare("p", "made.one", CASE.id, asdict(CPU))
+    worker.load("p", 0, variants[0])
+    worker.load("p", 1, variants[1])
+    keep = {str(index): {"C": slot} for index, (_, slot) in enumerate(slots)}
+    renew = {"1": variants[2], "2": variants[3]}
+    worker.block("p", [0, 1, 0, 1], keep, poison=True, renew=renew)
+    for (got, _), variant in zip(slots, (0, 2, 3, 2), strict=True):
+        a, b = (buffers.view(variants[variant][n]) for n in "AB")
+        np.testing.assert_allclose(got, a @ b, rtol=1e-5)
+    with pytest.raises(operations.BadRequest, match="no call 4"):
+        worker.block("p", [0, 1], {}, poison=True, renew={"4": variants[2]})

@@ -154,6 +154,14 @@ class Residency:
         self._held += device.used_bytes() - before
         self.peak_bytes = max(self.peak_bytes or 0, self._held)
 
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Around what happens within such an operation and is not the program's."""
+        device = gpu()
+        before = device.used_bytes()
+        yield
+        self._held -= device.used_bytes() - before
+
 
 class Gpu:
     """The first visible GPU, through the primary context of this process."""
