@@ -249,10 +249,10 @@ def space(case: Gemm) -> list[Choice]:
     """What tuning tries: tiles, schedules, clusters and orders that fit, and that keep the multiprocessors busy."""
     if _skinny(case):
         width = max(8, 1 << (case.m - 1).bit_length())
-        return [
-            Choice(bm, width, consumers, raster="n", band=1, swapped=True)
-            for bm, consumers in ((64, 1), (128, 1), (128, 2))
-        ]
+        # Every CTA reads all of A: with 64 rows as much as of the weight, unless those of a cluster share it.
+        shapes = ((64, 1, 1), (64, 1, 2), (64, 1, 4), (128, 2, 1))
+        few = [Choice(bm, width, many, False, cluster, 1, "n", 1, swapped=True) for bm, many, cluster in shapes]
+        return [choice for choice in few if fits(case, choice)]
     found = []
     for shape in _PROMOTED if tiles(case, rule(case)).promoted else _SHAPES:
         one = Choice(*shape)
