@@ -27,10 +27,10 @@ _FAR = 6.0
 _MULTIPROCESSORS = 132
 # Operand types as the instruction names them (PTX ISA, wgmma.mma_async).
 _INSTRUCTION_DTYPE = {"tf32": "tf32", "f16": "f16", "bf16": "bf16", "f8e4m3": "e4m3", "i8": "s8"}
-# Registers of a consumer thread, as CUTLASS deals them out (setmaxnreg 240 with two consumer warpgroups), less what
-# addresses and the epilogue take. 256x208 cooperative (208 accumulators) spills nothing; 128x256 ping-pong (256)
-# serializes its wgmma: ptxas C7511.
-_ACCUMULATORS = 208
+# Registers of a consumer thread, as CUTLASS deals them out (setmaxnreg 240 with two consumer warpgroups, 232 with
+# groups), less what addresses and the epilogue take. Beyond, ptxas serializes the wgmma: C7511 of 128x256 ping-pong
+# (256 accumulators), C7512 of 256x208 with groups.
+_ACCUMULATORS, _ACCUMULATORS_WITH_GROUPS = 208, 192
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def fits(case: Gemm, choice: Choice) -> bool:
     accumulators = choice.m * choice.n // (128 * warpgroups)
     if (case.dtype, case.acc) == ("f8e4m3", "f32"):
         accumulators *= 2  # the sums of the last 128 products, and all before them
-    return accumulators <= _ACCUMULATORS
+    return accumulators <= (_ACCUMULATORS_WITH_GROUPS if case.groups else _ACCUMULATORS)
 
 
 def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:

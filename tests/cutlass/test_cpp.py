@@ -316,6 +316,10 @@ def test_every_choice_leaves_registers(dtype: str, shape: str) -> None:
         assert cpp_choices.fits(case, choice), choice
     # A thread of one warpgroup would hold 256 accumulators.
     assert not cpp_choices.fits(gemm("64x64x64:bf16"), Choice(128, 256, 64, schedule="pingpong"))
+    # 208 of each of two.
+    assert cpp_choices.fits(gemm("64x64x64:bf16:nt"), Choice(256, 208, 64))
+    assert not cpp_choices.fits(gemm("g64+64x64x64:bf16:nt"), Choice(256, 208, 64))
+    assert not cpp_choices.fits(gemm("64x64x64:f8e4m3:nt"), Choice(256, 208, 128))
 
 
 def test_what_is_stored_along_n_comes_in_whole_lines() -> None:
