@@ -97,7 +97,8 @@ def shared_bytes(kernel: str, tiles: Tiles, d: int, element: int) -> int:
         return 2 * n + 2 * m * tiles.stages
     if kernel.startswith("backward_q"):
         return 2 * m + 2 * n * tiles.stages
-    return m + 2 * n * tiles.stages
+    # O of four bytes an element changes its layout through shared memory on its way out.
+    return m * (2 if element == 4 else 1) + 2 * n * tiles.stages
 
 
 def space(kernel: str, case: Attention, arch: str) -> list[Tiles]:

@@ -38,6 +38,7 @@ class Tile:
         flatten: the loops over tiles and over K are pipelined as one.
         tma: operands come by descriptors, where a kernel has both ways.
         pair: the tile is two of half the rows, products of their own: promoted sums take half of the registers.
+        defer: C, in halves, waits in registers until the next tile's first products run.
     """
 
     bm: int
@@ -52,6 +53,7 @@ class Tile:
     flatten: bool = False
     tma: bool = False
     pair: bool = False
+    defer: bool = False
 
     def options(self) -> dict[str, int]:
         """For Triton's compiler."""
@@ -167,7 +169,9 @@ def fitted(variant: str, tile: Tile, case: Gemm) -> Tile:
     bn = min(tile.bn, max(32, 1 << (case.n - 1).bit_length()), most)
     # A part of K has two steps at least.
     split = min(tile.split, 1 << max(0, (case.k // (2 * tile.bk)).bit_length() - 1))
-    return replace(tile, bm=bm, bn=bn, split=split, halves=tile.halves and bn > 64)
+    halves = tile.halves and bn > 64
+    defer = tile.defer and halves and dtype(case.out).bits == 16 and case.k > 2 * tile.bk
+    return replace(tile, bm=bm, bn=bn, split=split, halves=halves, pair=tile.pair and bm >= 128, defer=defer)
 
 
 def aligned(case: Gemm) -> bool:

@@ -60,7 +60,8 @@ class Tiled(Implementation):
         from impls.triton.kernels.program import LaunchedProgram
 
         tile, origin = choose(self.name, case, device.name)
-        tile = replace(tile, tma=tile.tma and capability(device) >= 90)
+        # The interpreter runs no assembly, by which C is packed.
+        tile = replace(tile, tma=tile.tma and capability(device) >= 90, defer=tile.defer and device.kind == "cuda")
         while True:
             try:
                 return LaunchedProgram(case, device, self._bind(case, tile), {"tile": tile.config(), "choice": origin})

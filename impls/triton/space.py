@@ -64,7 +64,7 @@ def _all(variant: str, case: Gemm) -> list[Tile]:
             for (bm, bn), group, stages in product(shapes[:3], (4, 8, 16), (2, 3, 4))
         ]
     if variant == "persistent_tma":
-        return [
+        plain = [
             Tile(
                 bm,
                 bn,
@@ -85,6 +85,17 @@ def _all(variant: str, case: Gemm) -> list[Tile]:
                 (False, True),
             )
             if not flatten or group == 8
+        ]
+        if promoted:
+            return plain + [
+                Tile(bm, 128, line, group=group, warps=warps, stages=3, per_sm=per_sm, flatten=flatten, pair=True)
+                for (bm, warps, per_sm), group, flatten in product(
+                    ((128, 4, 2), (256, 8, 1)), (4, 8, 16), (False, True)
+                )
+            ]
+        return plain + [
+            Tile(128, 256, line, group=group, stages=stages, halves=True, flatten=True, defer=True)
+            for group, stages in product((4, 8, 16), (3, 4))
         ]
     if variant == "grouped":
         return [
@@ -109,7 +120,7 @@ def _shared(variant: str, tile: Tile, case: Gemm) -> int:
     """Bytes of the pipeline's buffers, and of C on its way out by TMA."""
     buffers = tile.stages * tile.bk * (tile.bm + tile.bn) * dtype(case.dtype).bytes
     leaves = variant.startswith("persistent_tma")
-    return buffers + leaves * tile.bm * tile.bn // (1 + tile.halves) * dtype(case.out).bytes
+    return buffers + leaves * tile.bm * tile.bn // (1 + (tile.halves or tile.pair)) * dtype(case.out).bytes
 
 
 def _registers(variant: str, tile: Tile, case: Gemm) -> bool:
@@ -120,6 +131,8 @@ def _registers(variant: str, tile: Tile, case: Gemm) -> bool:
     warps = 8 if variant == "persistent_tma_ws" else tile.warps
     accumulators = tile.bm * tile.bn // (32 * warps)
     if (case.dtype, case.acc) == ("f8e4m3", "f32"):
-        accumulators *= 2  # the step's own sums
+        accumulators += accumulators // (1 + tile.pair)  # the step's own sums
+    if tile.defer:
+        accumulators += accumulators // 2
     each = accumulators + _OTHER_REGISTERS
     return each <= 240 and each * warps * 32 * tile.per_sm <= REGISTERS

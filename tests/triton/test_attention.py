@@ -45,6 +45,8 @@ CODE: dict[str, dict[tuple[str, str], dict[str, tuple[set[str], set[str]]]]] = {
         ("triton.flash_tma", "attention:b1h4s300d256:f16:window=100"): {
             "forward_tma": ({"wgmma", "tma_load", "ex2"}, {"mma", "local_store"})
         },
+        # Products of f32 take no tensor cores, and more shared memory than any other.
+        ("triton.flash", "attention:b1h2s40d256:f32"): {"forward": ({"cp_async", "ex2"}, {"mma", "wgmma"})},
         # Sixteen rows fill no wgmma, whose tiles have 64.
         ("triton.decode", DECODE): {"forward": ({"mma", "cp_async"}, {"wgmma", "local_store"})},
     },

@@ -135,18 +135,22 @@ def _by_descriptors(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> W
         "k": case.k,
         **_common(case, tile),
         **_transposed(case),
-        "PAIR": tile.pair,
     }
+    kernel = getattr(gemm_tma, variant)
     if variant == "persistent_tma":
         stacked = stacks(case, tile)
         arguments |= {
             **_operands(case, tile, tensors, stacked),
             "c": _described(tensors["C"], tile.bm // (1 + tile.pair), tile.bn // (1 + tile.halves), stacked),
-            "HALVES": tile.halves,
             "FLATTEN": tile.flatten,
             "STACKED": stacked,
         }
-    kernel = getattr(gemm_tma, variant)
+        if tile.defer:
+            kernel = gemm_tma.persistent_tma_deferred
+        else:
+            arguments |= {"HALVES": tile.halves, "PAIR": tile.pair}
+    else:
+        arguments["PAIR"] = tile.pair
     return Work([Launch(kernel, _programs(tile, tiles), arguments, tile.options())])
 
 

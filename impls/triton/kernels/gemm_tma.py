@@ -37,6 +37,37 @@ def put(
 
 
 @triton.jit
+def operands(
+    a,
+    b,
+    batch,
+    row,
+    column,
+    i,
+    m,
+    n,
+    k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    A_STACKED: tl.constexpr,
+    B_STACKED: tl.constexpr,
+):
+    """A[row .. row + BM, i .. i + BK] and B[i .. i + BK, column .. column + BN]."""
+    if A_TRANSPOSED:
+        a_tile = load(a, batch, k, i, row, BK, BM, A_STACKED).T
+    else:
+        a_tile = load(a, batch, m, row, i, BM, BK, A_STACKED)
+    if B_TRANSPOSED:
+        b_tile = load(b, batch, n, column, i, BN, BK, B_STACKED).T
+    else:
+        b_tile = load(b, batch, k, i, column, BK, BN, B_STACKED)
+    return a_tile, b_tile
+
+
+@triton.jit
 def product_by_descriptors(
     a,
     b,
@@ -60,14 +91,9 @@ def product_by_descriptors(
     """Sum over k from ``first`` to ``last`` of A[row .. row + BM, k] B[k, column .. column + BN]."""
     acc = start(BM, BN, PRECISION)
     for i in tl.range(first, last, BK):
-        if A_TRANSPOSED:
-            a_tile = load(a, batch, k, i, row, BK, BM, A_STACKED).T
-        else:
-            a_tile = load(a, batch, m, row, i, BM, BK, A_STACKED)
-        if B_TRANSPOSED:
-            b_tile = load(b, batch, n, column, i, BN, BK, B_STACKED).T
-        else:
-            b_tile = load(b, batch, k, i, column, BK, BN, B_STACKED)
+        a_tile, b_tile = operands(
+            a, b, batch, row, column, i, m, n, k, BM, BN, BK, A_TRANSPOSED, B_TRANSPOSED, A_STACKED, B_STACKED
+        )
         acc = step(a_tile, b_tile, acc, PRECISION)
     return acc
 
@@ -257,6 +283,88 @@ def persistent_tma(
         PRECISION,
         EPILOGUE,
     )
+
+
+@triton.jit
+def packed(values, dtype: tl.constexpr):
+    """Two neighbouring columns, rounded to 16 bits, in a register (half a tile of f32 in a quarter of its registers).
+
+    Left to itself the compiler keeps a register for each element that goes around a loop.
+    """
+    even, odd = values.reshape(values.shape[0], values.shape[1] // 2, 2).split()
+    if dtype == tl.bfloat16:
+        convert: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+    else:
+        convert: tl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;"
+    return tl.inline_asm_elementwise(convert, "=r,r,r", [even, odd], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def unpacked(pairs, dtype: tl.constexpr):
+    """The columns again."""
+    even, odd = pairs.to(tl.int16), (pairs >> 16).to(tl.int16)
+    columns = tl.join(even, odd).reshape(pairs.shape[0], 2 * pairs.shape[1])
+    return columns.to(dtype, bitcast=True)
+
+
+@triton.jit
+def persistent_tma_deferred(
+    a,
+    b,
+    c,
+    addend,
+    batches,
+    m,
+    n,
+    k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WIDE: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    STACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """As ``persistent_tma`` with HALVES, but a tile of C waits, rounded and packed, and leaves while the next tile's
+    second and third product run. For C of 16 bits, and K of three steps at least."""
+    HALF: tl.constexpr = BN // 2
+    tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    left_pairs = packed(tl.zeros((BM, HALF), tl.float32), c.dtype)
+    right_pairs = left_pairs
+    last_batch, last_row, last_column = 0, 0, 0
+    for tile in tl.range(tl.program_id(0), batches * tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
+        batch = tile // (tiles_m * tiles_n)
+        tile_m, tile_n = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
+        row, column = tile_m * BM, tile_n * BN
+        acc = start(BM, BN, PRECISION)
+        waits = tile >= tl.num_programs(0)
+        for i in tl.range(0, k, BK):
+            a_tile, b_tile = operands(
+                a, b, batch, row, column, i, m, n, k, BM, BN, BK, A_TRANSPOSED, B_TRANSPOSED, STACKED, STACKED
+            )
+            acc = step(a_tile, b_tile, acc, PRECISION)
+            if waits & (i == BK):
+                put(c, unpacked(left_pairs, c.dtype), last_batch, m, last_row, last_column, BM, HALF, STACKED)
+            if waits & (i == 2 * BK):
+                put(c, unpacked(right_pairs, c.dtype), last_batch, m, last_row, last_column + HALF, BM, HALF, STACKED)
+        at = addend
+        if EPILOGUE == "residual":
+            at += batch.to(tl.int64) * m * n
+        rows = row + tl.arange(0, BM)
+        if WIDE:
+            rows = rows.to(tl.int64)
+        columns = column + tl.arange(0, HALF)
+        left, right = acc.reshape(BM, 2, HALF).permute(0, 2, 1).split()
+        left_pairs = packed(finish(left, at, rows, columns, m, n, WHOLE, EPILOGUE), c.dtype)
+        right_pairs = packed(finish(right, at, rows, columns + HALF, m, n, WHOLE, EPILOGUE), c.dtype)
+        last_batch, last_row, last_column = batch, row, column
+    put(c, unpacked(left_pairs, c.dtype), last_batch, m, last_row, last_column, BM, HALF, STACKED)
+    put(c, unpacked(right_pairs, c.dtype), last_batch, m, last_row, last_column + HALF, BM, HALF, STACKED)
 
 
 @triton.jit
