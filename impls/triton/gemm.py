@@ -60,8 +60,8 @@ class Tiled(Implementation):
         from impls.triton.kernels.program import LaunchedProgram
 
         tile, origin = choose(self.name, case, device.name)
-        # The interpreter runs no assembly, by which C is packed.
-        tile = replace(tile, tma=tile.tma and capability(device) >= 90, defer=tile.defer and device.kind == "cuda")
+        # C that waits is packed by assembly, which the interpreter does not run, and saves Hopper's registers.
+        tile = replace(tile, tma=tile.tma and capability(device) >= 90, defer=tile.defer and device.arch == "sm_90")
         while True:
             try:
                 return LaunchedProgram(case, device, self._bind(case, tile), {"tile": tile.config(), "choice": origin})

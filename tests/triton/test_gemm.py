@@ -153,6 +153,8 @@ def test_the_space_holds_only_what_fits(kind: type[Tiled], case: str) -> None:
     for tile in tiles:
         width = 1 if one.dtype == "f8e4m3" else 2
         assert tile.per_sm * tile.stages * tile.bk * (tile.bm + tile.bn) * width <= MOST_SHARED
+        if tile.defer:
+            assert tile.halves
         # A promoted sum leaves the tensor core after 128 products at most.
         assert one.dtype != "f8e4m3" or tile.bk <= 128
 
@@ -210,3 +212,10 @@ def test_a_tile_is_no_larger_than_the_case() -> None:
     assert choices.fitted("split_k", Tile(16, 64, 64, split=8), gemm("gemm:1x64x1000:bf16")).split == 4
     assert choices.fitted("split_k", Tile(16, 64, 64, split=8), gemm("gemm:1x64x33:bf16")).split == 1
     assert choices.fitted("split_k", Tile(16, 64, 64, tma=True), gemm("gemm:1x64x65:bf16:nt")).tma is False
+    # Half of the rows must still fill a wgmma, and a tile of C can wait for the third step of the next one.
+    pair = Tile(128, 128, 128, pair=True)
+    assert choices.fitted("persistent_tma", pair, gemm("gemm:65x128x128:f8e4m3:nt")).pair
+    assert not choices.fitted("persistent_tma", pair, gemm("gemm:64x128x128:f8e4m3:nt")).pair
+    waiting = Tile(128, 256, 64, halves=True, defer=True)
+    for case, waits in (("512x512x129:bf16", True), ("512x512x128:bf16", False), ("512x512x512:bf16:out=f32", False)):
+        assert choices.fitted("persistent_tma", waiting, gemm(f"gemm:{case}")).defer == waits
