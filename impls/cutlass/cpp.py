@@ -95,7 +95,7 @@ class _SwitchedOff(_Collective):
     def choose(self, case: Gemm, device_name: str) -> tuple[Choice, str]:
         """cutlass.cpp's choice without the technique."""
         choice, origin = super().choose(case, device_name)
-        return cpp_choices.without(self.technique, choice) or choice, origin
+        return cpp_choices.without(self.technique, case, choice) or choice, origin
 
     def refuses(self, case: Case, device: Device) -> str | None:
         """Where cutlass.cpp does not use the technique, too."""
@@ -104,7 +104,7 @@ class _SwitchedOff(_Collective):
             return reason
         if self.technique == "TMA" and case.groups is not None:
             return "CUTLASS multiplies groups with operands loaded by TMA only."
-        if cpp_choices.without(self.technique, super().choose(case, device.name)[0]) is None:
+        if cpp_choices.without(self.technique, case, super().choose(case, device.name)[0]) is None:
             return f"cutlass.cpp has no {self.technique} to switch off in this case."
         return None
 

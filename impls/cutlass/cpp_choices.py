@@ -27,10 +27,10 @@ _FAR = 6.0
 _MULTIPROCESSORS = 132
 # Operand types as the instruction names them (PTX ISA, wgmma.mma_async).
 _INSTRUCTION_DTYPE = {"tf32": "tf32", "f16": "f16", "bf16": "bf16", "f8e4m3": "e4m3", "i8": "s8"}
-# Registers of a consumer thread, as CUTLASS deals them out (setmaxnreg 240 with two consumer warpgroups, 232 with
-# groups), less what addresses and the epilogue take. Beyond, ptxas serializes the wgmma: C7511 of 128x256 ping-pong
-# (256 accumulators), C7512 of 256x208 with groups.
-_ACCUMULATORS, _ACCUMULATORS_WITH_GROUPS = 208, 192
+# Accumulators of a consumer thread, at most: of the registers that CUTLASS deals out (setmaxnreg 240 with two consumer
+# warpgroups, 232 with groups; by cp.async all threads have 168) addresses and the epilogue take the rest. Beyond, ptxas
+# serializes the wgmma: C7511 of 128x256 ping-pong (256) and of 256x192 by cp.async, C7512 of 256x208 with groups.
+_ACCUMULATORS, _WITH_GROUPS, _BY_CP_ASYNC = 208, 192, 128
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,8 @@ def fits(case: Gemm, choice: Choice) -> bool:
     accumulators = choice.m * choice.n // (128 * warpgroups)
     if (case.dtype, case.acc) == ("f8e4m3", "f32"):
         accumulators *= 2  # the sums of the last 128 products, and all before them
-    return accumulators <= (_ACCUMULATORS_WITH_GROUPS if case.groups else _ACCUMULATORS)
+    most = _BY_CP_ASYNC if choice.schedule == "cp_async" else _WITH_GROUPS if case.groups else _ACCUMULATORS
+    return accumulators <= most
 
 
 def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
@@ -168,11 +169,12 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
     return (found[0], f"tuned for {found[1]}") if found else (rule(case), "rule")
 
 
-def without(technique: str, choice: Choice) -> Choice | None:
+def without(technique: str, case: Gemm, choice: Choice) -> Choice | None:
     """The choice with a technique switched off, all else as it is; None where it does not use it.
 
     Args:
-        technique: ``cluster``, ``ping-pong`` or ``TMA``.
+        technique: ``cluster``, ``ping-pong`` or ``TMA``. Without TMA a tile that leaves too few registers is narrower.
+        case: the case.
         choice: the choice.
     """
     if technique == "cluster":
@@ -181,7 +183,10 @@ def without(technique: str, choice: Choice) -> Choice | None:
         # Cooperative warpgroups take 64 rows of a tile each, at least.
         whole = replace(choice, schedule="cooperative", m=max(128, choice.m))
         return whole if choice.schedule == "pingpong" else None
-    return replace(choice, schedule="cp_async", m=max(128, choice.m), cluster_m=1, cluster_n=1)
+    loaded = replace(choice, schedule="cp_async", m=max(128, choice.m), cluster_m=1, cluster_n=1)
+    while not fits(case, loaded):
+        loaded = replace(loaded, n=loaded.n - 16)
+    return loaded
 
 
 def _alike(case: Gemm) -> tuple[Any, ...]:

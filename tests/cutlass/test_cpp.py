@@ -346,14 +346,19 @@ def test_a_neighbour_of_another_layout_takes_the_width_its_own_way(kept: Path) -
 
 
 def test_one_technique_is_switched_off() -> None:
+    case = gemm("4096x4096x4096:bf16:nt")
     choice = Choice(64, 256, 64, 2, 1, "pingpong", raster="m", swizzle=4)
-    assert cpp_choices.without("cluster", choice) == replace(choice, cluster_m=1)
+    assert cpp_choices.without("cluster", case, choice) == replace(choice, cluster_m=1)
     # Two warpgroups that share a tile have 64 rows each.
-    assert cpp_choices.without("ping-pong", choice) == replace(choice, schedule="cooperative", m=128)
-    assert cpp_choices.without("TMA", choice) == replace(choice, schedule="cp_async", m=128, cluster_m=1)
+    assert cpp_choices.without("ping-pong", case, choice) == replace(choice, schedule="cooperative", m=128)
+    assert cpp_choices.without("TMA", case, choice) == replace(choice, schedule="cp_async", m=128, cluster_m=1)
     alone = Choice(128, 128, 64)
-    assert cpp_choices.without("cluster", alone) is None
-    assert cpp_choices.without("ping-pong", alone) is None
+    assert cpp_choices.without("cluster", case, alone) is None
+    assert cpp_choices.without("ping-pong", case, alone) is None
+    # By cp.async a thread has registers for 128 accumulators.
+    large = Choice(256, 208, 64, 1, 2)
+    assert cpp_choices.without("cluster", case, large) == replace(large, cluster_n=1)
+    assert cpp_choices.without("TMA", case, large) == Choice(256, 128, 64, schedule="cp_async")
 
 
 def test_variants_take_what_they_can_switch_off(kept: Path) -> None:
