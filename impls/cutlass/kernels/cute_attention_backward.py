@@ -439,36 +439,25 @@ def _step(c, step, block, first, masked):
     places = cute.make_tensor(c.ds.iterator, dp.layout)
     cute.copy(c.to_shared, c.mine.retile(places), c.s_place[None, None, None, side])
     cute.arch.fence_proxy("async.shared", space="cta")
-    first_dq = c.tiles.dq_first
-    if not first_dq:
-        row_wise.multiply(c.mma_kv, c.dk, c.ds, c.q_turned[None, None, None, slot], False)
     # The gradients of all keys that are multiplied now are there; and what lay there two steps ago has been read.
     if c.halves == 2:
         cute.arch.barrier(barrier_id=_MET, number_of_threads=_CONSUMERS * WARPGROUP)
     else:
         cute.arch.barrier(barrier_id=_OWN + c.who, number_of_threads=WARPGROUP)
+    # dQ is added up beside the product with Q: the other order took 10 % longer.
     dq = c.thr_q.make_fragment_C(c.thr_q.partition_shape_C((ROWS, _COLUMNS)))
     row_wise.multiply(c.mma_q, dq, c.s_turned[None, None, None, side], c.k_turned, True)
-    if first_dq:
-        row_wise.multiply(c.mma_kv, c.dk, c.ds, c.q_turned[None, None, None, slot], False)
-        warpgroup.wait_group(1)
-    else:
-        warpgroup.wait_group(1)
-        _release(c.empty + slot)
-        warpgroup.wait_group(0)
+    row_wise.multiply(c.mma_kv, c.dk, c.ds, c.q_turned[None, None, None, slot], False)
+    warpgroup.wait_group(1)
     sums = c.sums + (first + block) * (ROWS * c.tiles.head)
     flat = cute.make_tensor(dq.iterator, cute.make_layout(cute.size(dq)))
     for i in range(cute.size(flat) // 4):
         _add(sums + i * (WARPGROUP * 4), [flat[4 * i + j] for j in range(4)])
-    if first_dq:
-        warpgroup.wait_group(0)
-        _release(c.empty + slot)
-
-
-def _release(empty: cute.Pointer) -> None:
-    """Gives a slot back to the warp that loads."""
+    warpgroup.wait_group(0)
+    # Every thread has read its logarithms and sums.
+    cute.arch.sync_warp()
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(empty)
+        cute.arch.mbarrier_arrive(c.empty + slot)
 
 
 def _bring(source: cute.Pointer, into: cute.Pointer, size: int, full: cute.Pointer) -> None:
