@@ -243,8 +243,10 @@ def space(case: Gemm) -> list[Choice]:
     line = 128 // dtype(case.dtype).bytes
     if case.m <= 64 and case.groups is None:
         columns = 16 if case.m <= 16 else 32 if case.m <= 32 else 64
+        # Blocks of a cluster take the few rows, their B, from one load.
         whole = [
-            Choice(m, columns, k * line, schedule="pingpong", swapped=True) for m, k in product((64, 128), (1, 2, 4))
+            Choice(m, columns, k * line, cluster, schedule="pingpong", swapped=True)
+            for m, k, cluster in product((64, 128), (1, 2, 4), (1, 2, 4))
         ]
         split = [
             Choice(128, columns, k * line, stream_k=True, swapped=True, splits=splits)
