@@ -6,8 +6,12 @@ f8e4m3 is raised to bf16, which is exact and keeps the bf16 instructions.
 
 On a GPU the product is asked for in the output dtype, as XLA then hands it to one kernel without a pass of its own for
 rounding; f8 is multiplied as it is, with jax's default precision for fast accumulation and its highest for promoted.
-An f16 product with one row or column is asked for in f32: XLA would add it up in f16 (jax 0.11.2: 24 times the
-tolerance at K = 48).
+Two of XLA's ways of computing a product there are avoided, because they are wrong (jax 0.11.2, H200):
+
+- A small product with one row or column is multiplied and reduced outside of any dot, each product of two elements
+  rounded to the dtype that was asked for: 24 times the tolerance in f16, 22 in bf16 (K = 48). It is asked for in f32.
+- XLA's Triton kernels may cut i8 into tiles of 16 along K, whose registers they give to an instruction that takes 32
+  (``mma.sync.m16n8k32``) twice: C comes out doubled. i8 is left to cuBLASLt.
 
 There an epilogue in f32 is a kernel of its own. Written in the output dtype, XLA's rewriter of products takes it for
 one of cuBLASLt's (bias, ReLU, the tanh form of GELU, a matrix added), unless a Triton kernel of XLA's is in the running
@@ -16,6 +20,7 @@ for the product: ``xla.cublaslt`` switches these off.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from itertools import accumulate
@@ -30,6 +35,10 @@ from impls.workloads.gemm import Gemm
 
 if TYPE_CHECKING:
     import jax
+
+
+# Elements of a matrix from which on XLA multiplies it by a vector as a dot (found by compiling for sm_90, jax 0.11.2).
+_DOT_FROM = 10_000_000
 
 
 class Default(Implementation):
@@ -156,7 +165,10 @@ class _Product(Program):
         specs = case.input_specs()
         avals = {name: jax.ShapeDtypeStruct(s.shape, jax_arrays.jax_dtype(s.dtype)) for name, s in specs.items()}
         lowered = jax.jit(lambda **inputs: _gemm(case, device.kind, ragged, fused, inputs)).lower(**avals)
-        compiled = lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False} if fused else None)
+        options = {}
+        if fused or (device.kind == "cuda" and case.dtype == "i8"):
+            options = self.config["compiler_options"] = {"xla_gpu_enable_triton_gemm": False}
+        compiled = lowered.compile(compiler_options=options)
         self._call = compiled
         self._last: jax.Array | None = None
         self.artefacts["optimized_hlo.txt"] = compiled.as_text()
@@ -216,7 +228,8 @@ def _gemm(case: Gemm, device_kind: str, ragged: bool, narrow: bool, inputs: Mapp
         batch = tuple(range(x.ndim - 2))
         numbers = (((x.ndim + a_k,), (y.ndim + b_k,)), (batch, batch))
         vector = 1 in (x.shape[-1 if a_k == -2 else -2], y.shape[-1 if b_k == -2 else -2])
-        kind = wide if vector and case.dtype == "f16" else product
+        reduced = vector and max(math.prod(x.shape[-2:]), math.prod(y.shape[-2:])) < _DOT_FROM
+        kind = wide if reduced and case.dtype in ("f16", "bf16") else product
         c = jax.lax.dot_general(x, y, numbers, precision=precision, preferred_element_type=kind)
         return c.astype(product)
 

@@ -1,7 +1,8 @@
 """XLA from the StableHLO artefact that the iree stack compiles too, with what XLA makes of it in the record.
 
-The bytes go through ``jax.export``, which parses them as they are and hands them to XLA. The record's configuration
-says what optimisation did (fusions, operations, temporaries, layouts before and after); both HLO texts are artefacts.
+The artefact is written for a CPU, as IREE compiles it. The bytes go through ``jax.export``, which parses them as they
+are and hands them to XLA. The record's configuration says what optimisation did (fusions, operations, temporaries,
+layouts before and after); both HLO texts are artefacts.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Gemm(gemm.Default):
     """A product from StableHLO."""
 
     name: ClassVar[str] = "xla.stablehlo"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
     summary: ClassVar[str] = "the StableHLO artefact that iree.llvm_cpu compiles too"
 
     def prepare(self, case: Case, device: Device) -> Program:
@@ -38,6 +40,7 @@ class AttentionFromStableHlo(attention.Plain):
     """Attention from StableHLO."""
 
     name: ClassVar[str] = "xla.stablehlo"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
     summary: ClassVar[str] = "the StableHLO artefact that iree.stablehlo compiles too"
 
     def workspace_bytes(self, case: Case) -> int:
