@@ -29,8 +29,9 @@ _MULTIPROCESSORS = 132
 _INSTRUCTION_DTYPE = {"tf32": "tf32", "f16": "f16", "bf16": "bf16", "f8e4m3": "e4m3", "i8": "s8"}
 # Accumulators of a consumer thread, at most: of the registers that CUTLASS deals out (setmaxnreg 240 with two consumer
 # warpgroups, 232 with groups; by cp.async all threads have 168) addresses and the epilogue take the rest. Beyond, ptxas
-# serializes the wgmma: C7511 of 128x256 ping-pong (256) and of 256x192 by cp.async, C7512 of 256x208 with groups.
-_ACCUMULATORS, _WITH_GROUPS, _BY_CP_ASYNC = 208, 192, 128
+# serializes the wgmma: C7511 of 128x256 ping-pong (256) and of 256x192 by cp.async, C7512 of 256x208 with groups, of
+# 256x192 and, by cp.async, of 128x256 where A comes through registers.
+_ACCUMULATORS, _WITH_GROUPS, _BY_CP_ASYNC, _A_IN_REGISTERS = 208, 192, 128, 64
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def fits(case: Gemm, choice: Choice) -> bool:
     if (case.dtype, case.acc) == ("f8e4m3", "f32"):
         accumulators *= 2  # the sums of the last 128 products, and all before them
     most = _BY_CP_ASYNC if choice.schedule == "cp_async" else _WITH_GROUPS if case.groups else _ACCUMULATORS
-    return accumulators <= most
+    return accumulators <= (most - _A_IN_REGISTERS if case.dtype == "tf32" and case.layout != "nt" else most)
 
 
 def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:

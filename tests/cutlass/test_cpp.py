@@ -320,6 +320,10 @@ def test_every_choice_leaves_registers(dtype: str, shape: str) -> None:
     assert cpp_choices.fits(gemm("64x64x64:bf16:nt"), Choice(256, 208, 64))
     assert not cpp_choices.fits(gemm("g64+64x64x64:bf16:nt"), Choice(256, 208, 64))
     assert not cpp_choices.fits(gemm("64x64x64:f8e4m3:nt"), Choice(256, 208, 128))
+    # Of tf32 that is not nt, A takes registers too.
+    assert cpp_choices.fits(gemm("64x64x64:tf32:nt"), Choice(256, 192, 32))
+    assert not cpp_choices.fits(gemm("64x64x64:tf32"), Choice(256, 192, 32, swapped=True))
+    assert cpp_choices.fits(gemm("64x64x64:tf32"), Choice(128, 256, 32, swapped=True))
 
 
 def test_what_is_stored_along_n_comes_in_whole_lines() -> None:
