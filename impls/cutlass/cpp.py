@@ -104,6 +104,8 @@ class _SwitchedOff(_Collective):
             return reason
         if self.technique == "TMA" and case.groups is not None:
             return "CUTLASS multiplies groups with operands loaded by TMA only."
+        if self.technique == "TMA" and (case.dtype, case.acc) == ("f8e4m3", "f32"):
+            return "CUTLASS promotes f8's sums with operands loaded by TMA only: ask for acc=fast."
         if cpp_choices.without(self.technique, case, super().choose(case, device.name)[0]) is None:
             return f"cutlass.cpp has no {self.technique} to switch off in this case."
         return None

@@ -99,6 +99,8 @@ def test_f8_promotes_unless_it_is_fast() -> None:
     assert "FP8FastAccum" in source(replace(f8, acc="fast"))
     promoted = source(f8)
     assert "FP8FastAccum" not in promoted and "warpspecialized_fp8.hpp" in promoted
+    # By cp.async CUTLASS never promotes, and has no schedule of that name.
+    assert "FP8FastAccum" not in source(replace(f8, acc="fast", schedule="cp_async"))
 
 
 def test_other_widths_of_wgmma_are_declared() -> None:
@@ -383,7 +385,9 @@ def test_refusals() -> None:
     # 1001 bf16 are 2002 bytes, no multiple of 16.
     assert "16 bytes" in (reason("512x512x1001:bf16") or "")
     assert "sm_80" in (reason("512x512x512:bf16", replace(H200, arch="sm_80")) or "")
-    assert "TMA only" in (cpp.CpAsync().refuses(gemm("g128+256x512x512:bf16"), H200) or "")
+    for by_tma in ("g128+256x512x512:bf16", "512x512x512:f8e4m3:nt"):
+        assert "TMA only" in (cpp.CpAsync().refuses(gemm(by_tma), H200) or "")
+    assert cpp.CpAsync().refuses(gemm("512x512x512:f8e4m3:nt:acc=fast"), H200) is None
 
 
 def test_stream_k_moves_partial_sums() -> None:

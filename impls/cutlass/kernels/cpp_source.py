@@ -347,7 +347,8 @@ def source(kernel: Kernel) -> str:
     if kernel.grouped:
         schedule, epilogue_schedule = f"PtrArray{schedule}", f"PtrArray{_SCHEDULES[kernel.schedule][0]}"
         header, scheduler = header.replace("gemm_tma", "gemm_array_tma"), "GroupScheduler"
-    if kernel.dtype == "f8e4m3" and kernel.acc == "fast":
+    # By cp.async no sums are promoted.
+    if kernel.dtype == "f8e4m3" and kernel.acc == "fast" and kernel.schedule != "cp_async":
         schedule += "FP8FastAccum"
     mainloop = _mainloop(kernel)
     orientation = (
