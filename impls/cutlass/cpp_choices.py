@@ -259,8 +259,7 @@ def space(case: Gemm) -> list[Choice]:
     shapes = (
         *((128, n, "cooperative", stream_k) for n in (256, 224, 192, 128) for stream_k in (False, True)),
         *((256, n, "cooperative", False) for n in (208, 192, 176, 160, 128)),
-        (128, 192, "pingpong", False),
-        (128, 128, "pingpong", False),
+        *((128, n, "pingpong", False) for n in (208, 192, 128)),
         (64, 256, "pingpong", False),
     )
     clusters, walks = ((1, 1), (2, 1), (1, 2)), tuple(product(("m", "n"), (1, 2, 4, 8)))
