@@ -174,6 +174,13 @@ def fitted(variant: str, tile: Tile, case: Gemm) -> Tile:
     return replace(tile, bm=bm, bn=bn, split=split, halves=halves, pair=tile.pair and bm >= 128, defer=defer)
 
 
+def transposed_bytes(case: Gemm) -> int:
+    """Bytes of operands that a kernel which takes them by TMA has to have K-major, and that are not: of tf32 only."""
+    specs = case.input_specs()
+    apart = [name for name, stored, wanted in zip("AB", case.layout, "nt", strict=True) if stored != wanted]
+    return sum(specs[name].nbytes for name in apart) if case.dtype == "tf32" else 0
+
+
 def aligned(case: Gemm) -> bool:
     """Whether the rows of A, B and C begin at multiples of 16 bytes, as TMA wants them (CUDA driver API,
     cuTensorMapEncodeTiled: globalStrides)."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from impls.contract import Device, Implementation, Program
-from impls.triton.choices import Tile, aligned, choose
+from impls.triton.choices import Tile, aligned, choose, transposed_bytes
 from impls.triton.space import space
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
@@ -135,7 +135,18 @@ class PersistentTma(Tiled):
             return "There is TMA from compute capability 9.0 on."
         if not aligned(case):
             return "TMA wants rows of A, B and C at multiples of 16 bytes: triton.persistent does without."
+        if case.dtype == "tf32" and case.k % 4:
+            return "TMA wants rows along K at multiples of 16 bytes, to which tf32 is transposed."
         return super().refuses(case, device)
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and operands that are transposed written and read besides."""
+        return case.compulsory_bytes() + 2 * self.workspace_bytes(case)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """Operands that are transposed."""
+        assert isinstance(case, Gemm)
+        return transposed_bytes(case)
 
 
 class PersistentTmaWs(PersistentTma):

@@ -6,10 +6,12 @@ CPU the kernels are compiled ahead of time by the tests, and not run.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from impls.contract import Device, Implementation, Program
+from impls.triton.choices import transposed_bytes
 from impls.triton.gluon_tiles import (
     ROWS,
     Blocking,
@@ -37,7 +39,7 @@ def _not_hopper(device: Device) -> str | None:
 
 
 class _Gluon(Implementation):
-    """What both workloads have in common: a call is one launch of one kernel."""
+    """What both workloads have in common."""
 
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
 
@@ -61,13 +63,9 @@ class _Gluon(Implementation):
 
         return LaunchedProgram(case, device, self._bind(case, choice), {"tile": choice.config(), "choice": origin})
 
-    def _bind(self, case: Case, choice: Tiling | Blocking) -> Callable[[Tensors], Work]:
-        """From tensors to the launch of a call."""
-        from impls.triton.kernels import gluon_attention, gluon_gemm
-        from impls.triton.kernels.program import Work
-
-        launch = cast(Any, gluon_gemm if self.workload == "gemm" else gluon_attention).launch
-        return lambda tensors: Work([launch(case, tensors, choice)])
+    @abstractmethod
+    def _bind(self, case: Case, choice: Any) -> Callable[[Tensors], Work]:
+        """From tensors to the launches of a call."""
 
 
 class GluonGemm(_Gluon):
@@ -88,11 +86,13 @@ class GluonGemm(_Gluon):
             return f"This kernel multiplies bf16, f16, f8 and tf32, not {case.dtype}."
         if case.acc == "f16":
             return "This kernel accumulates in f32 only."
-        if case.dtype in ("f8e4m3", "tf32") and case.layout != "nt":
-            return f"wgmma takes {case.dtype} operands K-major only: ask for layout nt."
+        if case.dtype == "f8e4m3" and case.layout != "nt":
+            return "wgmma takes f8 operands K-major only: ask for layout nt."
         for name, spec in (*case.input_specs().items(), *case.output_specs().items()):
             if name in ("A", "B", "C") and spec.shape[-1] * dtype(spec.dtype).bytes % 16:
                 return f"TMA wants rows of a multiple of 16 bytes, and those of {name} have {spec.shape[-1]} elements."
+        if case.dtype == "tf32" and case.k % 4:
+            return f"TMA wants rows of a multiple of 16 bytes, and along K there are {case.k} elements."
         if case.batch * max(case.m, case.n, case.k) >= 2**31:
             return "This kernel counts the rows of a whole batch in 32 bits."
         line = case.k * dtype(case.dtype).bytes
@@ -109,6 +109,27 @@ class GluonGemm(_Gluon):
     def space(self, case: Gemm) -> list[Tiling]:
         """What tuning tries."""
         return gemm_space(case)
+
+    def traffic_bytes(self, case: Case) -> int:
+        """Compulsory bytes, and operands that are transposed written and read besides."""
+        return case.compulsory_bytes() + 2 * self.workspace_bytes(case)
+
+    def workspace_bytes(self, case: Case) -> int:
+        """Operands that are transposed."""
+        assert isinstance(case, Gemm)
+        return transposed_bytes(case)
+
+    def _bind(self, case: Case, choice: Any) -> Callable[[Tensors], Work]:
+        assert isinstance(case, Gemm)
+        from impls.triton.kernels import gluon_gemm
+        from impls.triton.kernels.gemm_transpose import k_major
+        from impls.triton.kernels.program import Work
+
+        def bind(tensors: Tensors) -> Work:
+            along_k, operands, before = k_major(case, tensors)
+            return Work([*before, gluon_gemm.launch(along_k, operands, choice)])
+
+        return bind
 
 
 class GluonAttention(_Gluon):
@@ -140,3 +161,10 @@ class GluonAttention(_Gluon):
     def space(self, case: Attention) -> list[Blocking]:
         """What tuning tries."""
         return attention_space(case)
+
+    def _bind(self, case: Case, choice: Any) -> Callable[[Tensors], Work]:
+        assert isinstance(case, Attention)
+        from impls.triton.kernels import gluon_attention
+        from impls.triton.kernels.program import Work
+
+        return lambda tensors: Work([gluon_attention.launch(case, tensors, choice)])

@@ -99,7 +99,7 @@ def gemm_space(case: Gemm) -> list[Tiling]:
             stages for stages in range(2, 9) if gemm_shared_bytes(_tiling(case, bn, stages), case) <= _SHARED_BYTES
         )
         for stages, group, lead in product((depth, depth - 1), (4, 8, 16, 32), (0, 2, 3, 5)):
-            if lead < stages and (lead == 0 or not _promoted(case)):
+            if lead < stages:
                 found.append(replace(_tiling(case, bn, stages), group=group, lead=lead))
     return found
 
@@ -130,10 +130,6 @@ def padded_head(case: Attention) -> int:
 
 def _tiling(case: Gemm, bn: int, stages: int) -> Tiling:
     return Tiling(bn, 128 // dtype(case.dtype).bytes, stages, 16, min(3, stages - 1))
-
-
-def _promoted(case: Gemm) -> bool:
-    return (case.dtype, case.acc) == ("f8e4m3", "f32")
 
 
 def _gemm_rule(case: Gemm) -> Tiling:

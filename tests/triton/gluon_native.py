@@ -36,7 +36,7 @@ def compiled(case_id: str) -> dict[str, Any]:
     else:
         assert isinstance(case, Attention)
         choice = choose_blocking(case, HOPPER)[0]
-    [kernel] = cast(Any, implementation).compile_ahead(case, choice, "sm_90")
+    *_, kernel = cast(Any, implementation).compile_ahead(case, choice, "sm_90")
     code = machine_code.inspect(kernel.asm["cubin"], ptx=kernel.asm["ptx"])
     return {
         "ptxas": remarks(kernel.asm["ptx"]),

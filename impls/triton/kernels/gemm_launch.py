@@ -11,6 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from impls.triton.choices import Tile
 from impls.triton.kernels import gemm_grouped, gemm_pointer, gemm_tma
+from impls.triton.kernels.gemm_transpose import k_major
 from impls.triton.kernels.program import Launch, Tensors, Work, multiprocessors
 from impls.workloads.gemm import Gemm
 
@@ -123,6 +124,7 @@ def stacks(case: Gemm, tile: Tile) -> bool:
 
 
 def _by_descriptors(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> Work:
+    case, tensors, before = k_major(case, tensors)
     tiles = case.batch * triton.cdiv(case.m, tile.bm) * triton.cdiv(case.n, tile.bn)
     arguments = {
         "a": tensors["A"],
@@ -149,9 +151,7 @@ def _by_descriptors(variant: str, case: Gemm, tile: Tile, tensors: Tensors) -> W
             kernel = gemm_tma.persistent_tma_deferred
         else:
             arguments |= {"HALVES": tile.halves, "PAIR": tile.pair}
-    else:
-        arguments["PAIR"] = tile.pair
-    return Work([Launch(kernel, _programs(tile, tiles), arguments, tile.options())])
+    return Work([*before, Launch(kernel, _programs(tile, tiles), arguments, tile.options())])
 
 
 def _grouped(case: Gemm, tile: Tile, tensors: Tensors) -> Work:

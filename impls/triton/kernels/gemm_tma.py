@@ -308,6 +308,14 @@ def unpacked(pairs, dtype: tl.constexpr):
 
 
 @triton.jit
+def place(tile, tiles_m, tiles_n, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """Batch element, first row and first column of a tile."""
+    each = tiles_m * tiles_n
+    tile_m, tile_n = raster(tile % each, tiles_m, tiles_n, GROUP)
+    return tile // each, tile_m * BM, tile_n * BN
+
+
+@triton.jit
 def persistent_tma_deferred(
     a,
     b,
@@ -334,24 +342,27 @@ def persistent_tma_deferred(
     second and third product run. For C of 16 bits, and K of three steps at least."""
     HALF: tl.constexpr = BN // 2
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    programs = tl.num_programs(0)
+    total = batches * tiles_m * tiles_n
     left_pairs = packed(tl.zeros((BM, HALF), tl.float32), c.dtype)
     right_pairs = left_pairs
-    last_batch, last_row, last_column = 0, 0, 0
-    for tile in tl.range(tl.program_id(0), batches * tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
-        batch = tile // (tiles_m * tiles_n)
-        tile_m, tile_n = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
-        row, column = tile_m * BM, tile_n * BN
+    for tile in tl.range(tl.program_id(0), total, programs, flatten=FLATTEN):
+        batch, row, column = place(tile, tiles_m, tiles_n, BM, BN, GROUP)
         acc = start(BM, BN, PRECISION)
-        waits = tile >= tl.num_programs(0)
         for i in tl.range(0, k, BK):
             a_tile, b_tile = operands(
                 a, b, batch, row, column, i, m, n, k, BM, BN, BK, A_TRANSPOSED, B_TRANSPOSED, STACKED, STACKED
             )
             acc = step(a_tile, b_tile, acc, PRECISION)
-            if waits & (i == BK):
-                put(c, unpacked(left_pairs, c.dtype), last_batch, m, last_row, last_column, BM, HALF, STACKED)
-            if waits & (i == 2 * BK):
-                put(c, unpacked(right_pairs, c.dtype), last_batch, m, last_row, last_column + HALF, BM, HALF, STACKED)
+            # Where the waiting tile lies is computed again: carried around the flattened loop it would be known too
+            # early (Triton 3.6), and be the next tile's place.
+            before = tile - programs
+            if (before >= 0) & (i == BK):
+                at_batch, at_row, at_column = place(before, tiles_m, tiles_n, BM, BN, GROUP)
+                put(c, unpacked(left_pairs, c.dtype), at_batch, m, at_row, at_column, BM, HALF, STACKED)
+            if (before >= 0) & (i == 2 * BK):
+                at_batch, at_row, at_column = place(before, tiles_m, tiles_n, BM, BN, GROUP)
+                put(c, unpacked(right_pairs, c.dtype), at_batch, m, at_row, at_column + HALF, BM, HALF, STACKED)
         at = addend
         if EPILOGUE == "residual":
             at += batch.to(tl.int64) * m * n
@@ -362,9 +373,10 @@ def persistent_tma_deferred(
         left, right = acc.reshape(BM, 2, HALF).permute(0, 2, 1).split()
         left_pairs = packed(finish(left, at, rows, columns, m, n, WHOLE, EPILOGUE), c.dtype)
         right_pairs = packed(finish(right, at, rows, columns + HALF, m, n, WHOLE, EPILOGUE), c.dtype)
-        last_batch, last_row, last_column = batch, row, column
-    put(c, unpacked(left_pairs, c.dtype), last_batch, m, last_row, last_column, BM, HALF, STACKED)
-    put(c, unpacked(right_pairs, c.dtype), last_batch, m, last_row, last_column + HALF, BM, HALF, STACKED)
+    last = (total - 1 - tl.program_id(0)) // programs * programs + tl.program_id(0)
+    at_batch, at_row, at_column = place(last, tiles_m, tiles_n, BM, BN, GROUP)
+    put(c, unpacked(left_pairs, c.dtype), at_batch, m, at_row, at_column, BM, HALF, STACKED)
+    put(c, unpacked(right_pairs, c.dtype), at_batch, m, at_row, at_column + HALF, BM, HALF, STACKED)
 
 
 @triton.jit
@@ -387,7 +399,6 @@ def persistent_tma_ws(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
-    PAIR: tl.constexpr,
     WHOLE: tl.constexpr,
     WIDE: tl.constexpr,
     A_TRANSPOSED: tl.constexpr,
@@ -397,13 +408,12 @@ def persistent_tma_ws(
 ):
     """Over descriptors of its own making, matrices stacked: the compiler cuts tiles for two groups of warps, and those
     of a descriptor that comes from outside it cannot cut (Triton 3.6)."""
-    ROWS: tl.constexpr = BM // (1 + PAIR)
-    a_tiles = describe(a, batches * k, m, BK, ROWS) if A_TRANSPOSED else describe(a, batches * m, k, ROWS, BK)
+    a_tiles = describe(a, batches * k, m, BK, BM) if A_TRANSPOSED else describe(a, batches * m, k, BM, BK)
     b_tiles = describe(b, batches * n, k, BN, BK) if B_TRANSPOSED else describe(b, batches * k, n, BK, BN)
     tiles(
         a_tiles,
         b_tiles,
-        describe(c, batches * m, n, ROWS, BN),
+        describe(c, batches * m, n, BM, BN),
         addend,
         batches,
         m,
@@ -414,7 +424,7 @@ def persistent_tma_ws(
         BK,
         GROUP,
         False,
-        PAIR,
+        False,
         False,
         True,
         WHOLE,

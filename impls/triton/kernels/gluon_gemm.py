@@ -139,16 +139,16 @@ def _multiply(
 
 @gluon.jit
 def _multiply_promoted(
-    left, right, place, steps, rings, bars, who: gl.constexpr, a_t: gl.constexpr, b_t: gl.constexpr
+    left, right, place, first, last, rings, bars, who: gl.constexpr, a_t: gl.constexpr, b_t: gl.constexpr
 ):  # fmt: skip
-    """All steps of a tile, each summed by itself and then added to the accumulators of the tile's column halves."""
+    """Steps of a tile, each summed by itself and then added to the accumulators of the tile's column halves."""
     ring_a, ring_b, staging = rings
     full, empty, ahead = bars
     stage, phase, before = place
     half: gl.constexpr = left.shape[1]
     # One partial sum after the other goes through the same registers: for two there is no room.
     part = gl.zeros_like(left)
-    for _step in range(steps):
+    for _step in range(first, last):
         mbarrier.wait(full.index(stage), phase)
         a, b = _operands(ring_a, ring_b, stage, who, a_t, b_t)
         part = warpgroup_mma(a, b.slice(0, half, dim=1), part, use_acc=False, is_async=True)
@@ -275,15 +275,20 @@ def _consumer(
         left_pairs = (nothing, nothing)
         right_pairs = (nothing, nothing)
     for index in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
+        if lead > 0 and who == 1:
+            mbarrier.wait(ahead, parity)
+            parity ^= 1
         if promoted:
             b_index, tile_m, tile_n = _tile(index, tiles_m, tiles_n, group)
             left = gl.zeros([64, bn // 2], gl.float32, half)
             right = gl.zeros([64, bn // 2], gl.float32, half)
-            left, right, place = _multiply_promoted(left, right, place, steps, rings, bars, who, a_t, b_t)
+            if lead > 0 and who == 0:
+                left, right, place = _multiply_promoted(left, right, place, 0, lead, rings, bars, who, a_t, b_t)
+                mbarrier.arrive(ahead, count=1)
+                left, right, place = _multiply_promoted(left, right, place, lead, steps, rings, bars, who, a_t, b_t)
+            else:
+                left, right, place = _multiply_promoted(left, right, place, 0, steps, rings, bars, who, a_t, b_t)
         else:
-            if lead > 0 and who == 1:
-                mbarrier.wait(ahead, parity)
-                parity ^= 1
             acc, place = _multiply(acc, place, 0, 1, rings, bars, who, a_t, b_t)
             # Here, where a product is in flight: divisions take some hundred cycles.
             b_index, tile_m, tile_n = _tile(index, tiles_m, tiles_n, group)
