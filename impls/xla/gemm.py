@@ -10,8 +10,8 @@ Two of XLA's ways of computing a product there are avoided, because they are wro
 
 - A small product with one row or column is multiplied and reduced outside of any dot, each product of two elements
   rounded to the dtype that was asked for: 24 times the tolerance in f16, 22 in bf16 (K = 48). It is asked for in f32.
-- XLA's Triton kernels may cut i8 into tiles of 16 along K, whose registers they give to an instruction that takes 32
-  (``mma.sync.m16n8k32``) twice: C comes out doubled. i8 is left to cuBLASLt.
+- i8 with A transposed came out doubled. XLA's Triton kernels may cut K into tiles of 16, whose registers they give to
+  an instruction that takes 32 twice (``mma.sync.m16n8k32``, in PTX compiled without a GPU). cuBLASLt has i8 instead.
 
 There an epilogue in f32 is a kernel of its own. Written in the output dtype, XLA's rewriter of products takes it for
 one of cuBLASLt's (bias, ReLU, the tanh form of GELU, a matrix added), unless a Triton kernel of XLA's is in the running
