@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from impls.contract import Program
 from impls.support import torch_arrays
+from impls.support.torch_program import TorchProgram
 from impls.workloads.attention import Attention
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -34,7 +34,7 @@ class _Loaded:
     output: torch.Tensor | None
 
 
-class AttentionProgram(Program):
+class AttentionProgram(TorchProgram):
     """Forward, backward or both, by one function of Q, K and V and torch's autograd.
 
     Args:
@@ -82,21 +82,8 @@ class AttentionProgram(Program):
         results = {"dQ": dq, "dK": dk, "dV": dv}
         return results if loaded.output is not None else {"O": output} | results
 
-    def read_outputs(self, result: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-        """The results on the host."""
-        return {name: torch_arrays.to_numpy(tensor) for name, tensor in result.items()}
-
-    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
-        """The inputs on the host."""
-        return {name: torch_arrays.to_numpy(tensor) for name, tensor in loaded.inputs.items()}
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        torch.cuda.synchronize()
-
-    def release(self) -> None:
-        """Give the memory back to the device: torch would keep it."""
-        torch.cuda.empty_cache()
+    def poison(self, loaded: _Loaded) -> None:
+        """Nothing: every call allocates what it returns."""
 
     def _forward(self, t: dict[str, torch.Tensor]) -> torch.Tensor:
         return self._attend(t["Q"], t["K"], t["V"]).contiguous()

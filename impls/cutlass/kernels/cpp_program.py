@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from impls.contract import Device, Program, Unsupported
+from impls.contract import Device, Unsupported
 from impls.cutlass import build, cpp_choices
 from impls.cutlass.cpp_choices import Choice
 from impls.cutlass.kernels.cpp_library import Call, opened
 from impls.support import machine_code, torch_arrays
+from impls.support.torch_program import TorchProgram
 from impls.workloads.gemm import Gemm
 
 _RASTER = {"heuristic": 0, "m": 1, "n": 2}
@@ -27,12 +28,12 @@ class _Loaded:
     """One input set on the device, and the launch over it."""
 
     inputs: dict[str, torch.Tensor]
-    output: torch.Tensor
+    outputs: dict[str, torch.Tensor]
     workspace: torch.Tensor
     launch: Any
 
 
-class Product(Program):
+class Product(TorchProgram):
     """One case, cut by one choice.
 
     Args:
@@ -100,42 +101,16 @@ class Product(Program):
 
     def over(self, loaded: _Loaded) -> _Loaded:
         """The inputs and output that another program of the case has loaded, under this one's launch."""
-        return self._bound(loaded.inputs, loaded.output)
+        return self._bound(loaded.inputs, loaded.outputs["C"])
 
     def _bound(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> _Loaded:
         call = self._call(tensors, output)
         workspace = torch.empty(max(16, self._library.workspace_bytes(call)), dtype=torch.uint8, device="cuda")
         call.workspace = workspace.data_ptr()
         stream = torch.cuda.current_stream().cuda_stream
-        return _Loaded(tensors, output, workspace, self._library.launcher(self._library.prepare(call), stream))
+        return _Loaded(tensors, {"C": output}, workspace, self._library.launcher(self._library.prepare(call), stream))
 
-    def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
-        """In place."""
-        for name, tensor in loaded.inputs.items():
-            tensor.copy_(torch_arrays.to_torch(inputs[name]))
-        return loaded
-
-    def run(self, loaded: _Loaded) -> torch.Tensor:
+    def run(self, loaded: _Loaded) -> dict[str, torch.Tensor]:
         """C."""
         loaded.launch()
-        return loaded.output
-
-    def poison(self, loaded: _Loaded) -> None:
-        """NaN into C."""
-        torch_arrays.poison(loaded.output)
-
-    def read_outputs(self, result: torch.Tensor) -> dict[str, np.ndarray]:
-        """C."""
-        return {"C": torch_arrays.to_numpy(result)}
-
-    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
-        """The copies."""
-        return {name: torch_arrays.to_numpy(tensor) for name, tensor in loaded.inputs.items()}
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        torch.cuda.synchronize()
-
-    def release(self) -> None:
-        """Give the memory back to the device: torch would keep it."""
-        torch.cuda.empty_cache()
+        return loaded.outputs

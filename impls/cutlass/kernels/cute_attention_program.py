@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 import torch
 
-from impls.contract import Program
 from impls.cutlass.cute_attention import ROWS, Built, DecodeTiles, ForwardTiles, section
 from impls.cutlass.kernels import cute_host
 from impls.support import machine_code, torch_arrays
+from impls.support.torch_program import TorchProgram
 from impls.workloads.attention import Attention
 
 
@@ -39,7 +39,7 @@ class _Loaded:
     scratch: list[torch.Tensor] = field(default_factory=list)
 
 
-class AttentionProgram(Program):
+class AttentionProgram(TorchProgram):
     """Attention by libraries: forward by one, backward by two.
 
     Args:
@@ -90,8 +90,7 @@ class AttentionProgram(Program):
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """In place; residuals are made anew."""
-        for name, tensor in loaded.inputs.items():
-            tensor.copy_(torch_arrays.to_torch(inputs[name]))
+        super().refill(loaded, inputs)
         self._leave(loaded)
         return loaded
 
@@ -100,27 +99,6 @@ class AttentionProgram(Program):
         for call in loaded.calls:
             call()
         return loaded.outputs
-
-    def poison(self, loaded: _Loaded) -> None:
-        """NaN into the outputs."""
-        for tensor in loaded.outputs.values():
-            torch_arrays.poison(tensor)
-
-    def read_outputs(self, result: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-        """The outputs on the host."""
-        return {name: torch_arrays.to_numpy(tensor) for name, tensor in result.items()}
-
-    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
-        """The inputs on the host."""
-        return {name: torch_arrays.to_numpy(tensor) for name, tensor in loaded.inputs.items()}
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        torch.cuda.synchronize()
-
-    def release(self) -> None:
-        """Give the memory back to the device: torch would keep it."""
-        torch.cuda.empty_cache()
 
     def _leave(self, loaded: _Loaded) -> None:
         for call in loaded.residuals:

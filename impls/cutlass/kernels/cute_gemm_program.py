@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from impls.contract import Program
 from impls.cutlass.cute_gemm import Choice, clusters, sizes, tiles
 from impls.cutlass.kernels import cute_host
 from impls.support import machine_code, torch_arrays
+from impls.support.torch_program import TorchProgram
 from impls.workloads.gemm import Gemm
 
 
@@ -37,11 +37,11 @@ class _Loaded:
     """
 
     inputs: dict[str, torch.Tensor]
-    output: torch.Tensor
+    outputs: dict[str, torch.Tensor]
     call: Callable[[], None]
 
 
-class GemmProgram(Program):
+class GemmProgram(TorchProgram):
     """One case, cut by one choice.
 
     Args:
@@ -94,7 +94,7 @@ class GemmProgram(Program):
 
     def over(self, loaded: _Loaded) -> _Loaded:
         """The inputs and output that another program of the case has loaded, under this one's launch."""
-        return self._bound(loaded.inputs, loaded.output)
+        return self._bound(loaded.inputs, loaded.outputs["C"])
 
     def _bound(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> _Loaded:
         case, choice = self._case, self._choice
@@ -122,35 +122,9 @@ class GemmProgram(Program):
             *map(ctypes.c_int32, numbers),
         ]
         call = self._host.bind(arguments, torch.cuda.current_stream().cuda_stream)
-        return _Loaded(tensors, output, call)
+        return _Loaded(tensors, {"C": output}, call)
 
-    def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
-        """In place."""
-        for name, tensor in loaded.inputs.items():
-            tensor.copy_(torch_arrays.to_torch(inputs[name]))
-        return loaded
-
-    def run(self, loaded: _Loaded) -> torch.Tensor:
+    def run(self, loaded: _Loaded) -> dict[str, torch.Tensor]:
         """C."""
         loaded.call()
-        return loaded.output
-
-    def poison(self, loaded: _Loaded) -> None:
-        """NaN into C."""
-        torch_arrays.poison(loaded.output)
-
-    def read_outputs(self, result: torch.Tensor) -> dict[str, np.ndarray]:
-        """C on the host."""
-        return {"C": torch_arrays.to_numpy(result)}
-
-    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
-        """The inputs on the host."""
-        return {name: torch_arrays.to_numpy(tensor) for name, tensor in loaded.inputs.items()}
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        torch.cuda.synchronize()
-
-    def release(self) -> None:
-        """Give the memory back to the device: torch would keep it."""
-        torch.cuda.empty_cache()
+        return loaded.outputs

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from impls.contract import Program, Unsupported
+from impls.contract import Unsupported
 from impls.incumbents.kernels import recording
 from impls.incumbents.kernels.recording import Recorded, Recording
 from impls.support import machine_code, torch_arrays
+from impls.support.torch_program import TorchProgram
 from impls.workloads.base import Case
 
 
@@ -41,7 +42,7 @@ class _Loaded:
     launches: list[Callable[[], Any]]
 
 
-class Replayed(Program):
+class Replayed(TorchProgram):
     """One case by one recording.
 
     Args:
@@ -95,8 +96,7 @@ class Replayed(Program):
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """In place; what the forward pass left behind is made anew."""
-        for name, tensor in loaded.inputs.items():
-            tensor.copy_(torch_arrays.to_torch(inputs[name]))
+        super().refill(loaded, inputs)
         if loaded.extra:
             loaded.extra["ends"].copy_(_ends(inputs["group_sizes"]))
         for launch in loaded.before:
@@ -108,27 +108,6 @@ class Replayed(Program):
         for launch in loaded.launches:
             launch()
         return loaded.outputs
-
-    def poison(self, loaded: _Loaded) -> None:
-        """NaN into the outputs."""
-        for tensor in loaded.outputs.values():
-            torch_arrays.poison(tensor)
-
-    def read_outputs(self, result: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-        """The outputs on the host."""
-        return {name: torch_arrays.to_numpy(tensor) for name, tensor in result.items()}
-
-    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
-        """The inputs on the host."""
-        return {name: torch_arrays.to_numpy(tensor) for name, tensor in loaded.inputs.items()}
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        torch.cuda.synchronize()
-
-    def release(self) -> None:
-        """Give the memory back to the device: torch would keep it."""
-        torch.cuda.empty_cache()
 
 
 def _ends(sizes: np.ndarray) -> torch.Tensor:

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 import triton
 
-from impls.contract import Device, Program
+from impls.contract import Device
 from impls.support import machine_code, torch_arrays
+from impls.support.torch_program import TorchProgram
 from impls.triton.kernels import interpreter
 from impls.workloads.base import Case, TensorSpec
 
@@ -96,7 +97,7 @@ class _Loaded:
     call: list[Callable[[], Any]]
 
 
-class LaunchedProgram(Program):
+class LaunchedProgram(TorchProgram):
     """One case over kernels of ours.
 
     Args:
@@ -142,8 +143,7 @@ class LaunchedProgram(Program):
 
     def refill(self, loaded: _Loaded, inputs: Mapping[str, np.ndarray]) -> _Loaded:
         """In place; residuals are made anew."""
-        for name, tensor in loaded.inputs.items():
-            tensor.copy_(torch_arrays.to_torch(inputs[name]))
+        super().refill(loaded, inputs)
         self._prepare_residuals(loaded)
         return loaded
 
@@ -152,29 +152,6 @@ class LaunchedProgram(Program):
         for launch in loaded.call:
             launch()
         return loaded.outputs
-
-    def poison(self, loaded: _Loaded) -> None:
-        """NaN into the outputs."""
-        for tensor in loaded.outputs.values():
-            torch_arrays.poison(tensor)
-
-    def read_outputs(self, result: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-        """The outputs on the host."""
-        return {name: torch_arrays.to_numpy(tensor) for name, tensor in result.items()}
-
-    def read_inputs(self, loaded: _Loaded) -> dict[str, np.ndarray]:
-        """The inputs on the host."""
-        return {name: torch_arrays.to_numpy(tensor) for name, tensor in loaded.inputs.items()}
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        if self._where.type == "cuda":
-            torch.cuda.synchronize()
-
-    def release(self) -> None:
-        """Give the memory back to the device: torch would keep it."""
-        if self._where.type == "cuda":
-            torch.cuda.empty_cache()
 
     @classmethod
     def compile_ahead(cls, case: Case, bind: Callable[[Tensors], Work]) -> list[Any]:
