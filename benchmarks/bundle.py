@@ -46,9 +46,13 @@ set -eu
 [ $# -ge 1 ] || { echo "usage: sh install.sh FOLDER [PYTHON]" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
-cd "$1"
+folder=$(cd "$1" && pwd)
+# FOLDER's own environment may be the first on PATH, and is not what it is made beside.
+PATH=$(printf '%s' ":$PATH:" | sed "s|:$folder/\.environment/bin:|:|g; s|^:||; s|:\$||")
+beside=$(command -v "${2:-python3}") || { echo "There is no ${2:-python3} here." >&2; exit 2; }
+case $beside in /*) ;; *) beside=$(pwd)/$beside ;; esac
+cd "$folder"
 cat "$here"/part-* | tar xzf -
-beside=${2:-python3}
 "$beside" -m venv --without-pip .environment
 # The environment sees what the given Python sees, even where that is a virtual environment itself.
 "$beside" -c 'import site, sys; print("\n".join(p for p in sys.path if p.endswith("-packages")))' \

@@ -81,3 +81,32 @@ def test_a_copy_without_git_says_the_commit_of_its_stamp(tmp_path):
 
 def test_the_installer_is_a_shell_script():
     subprocess.run(["sh", "-n"], input=bundle.INSTALL, text=True, check=True)
+
+
+@pytest.mark.parametrize("given", [[], ["python3"], ["beside/python3"], ["./beside/python3"]])
+def test_an_environment_is_not_made_beside_itself(tmp_path, given):
+    """PATH may lead into the environment that is renewed, and PYTHON be relative to where one stands."""
+    beside, folder, log = tmp_path / "beside", tmp_path / "copy", tmp_path / "log"
+    own = folder / ".environment" / "bin"
+    for place, script in ((own, "exit 9"), (beside, f'echo "$1 $2" >> {log}')):
+        place.mkdir(parents=True)
+        (place / "python3").write_text(f"#!/bin/sh\n{script}\n")
+        (place / "python3").chmod(0o755)
+    (folder / ".environment" / "lib" / "python3" / "site-packages").mkdir(parents=True)
+    (tmp_path / "install.sh").write_text(bundle.INSTALL)
+    (tmp_path / "part-00").write_bytes(packed({"wheels/none.whl": b""}))
+    subprocess.run(
+        ["sh", "install.sh", "copy", *given], cwd=tmp_path, env={"PATH": f"{own}:{beside}:/usr/bin:/bin"}, check=True
+    )
+    assert [line for line in log.read_text().splitlines() if line.startswith("-m")] == ["-m venv", "-m pip", "-m pip"]
+    assert (folder / "interpreters.toml").read_text().endswith(f'"{folder}/.environment/bin/python"\n')
+
+
+def packed(files):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
