@@ -7,7 +7,8 @@ workload; they never reach a worker.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
@@ -20,6 +21,9 @@ from impls.workloads.dtypes import dtype
 _PIECE, _ELEMENTS = 32 * 2**20, 2**18
 # What a NaN or an infinity looks like in dtypes for which NumPy's own isfinite is slow: (bits, mask, pattern).
 _NOT_FINITE = {"bf16": (np.uint16, 0x7F80), "f8e4m3": (np.uint8, 0x7F)}
+
+#: Says what is wrong with outputs as a whole, by name.
+Checker = Callable[[Mapping[str, np.ndarray]], str | None]
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Judge:
         self._seed = seed
         self._map = map if threads is None else threads.map
         self._accepted: dict[tuple[int, bytes], Verdict] = {}
+        self._checkers: dict[int, Checker] = {}
+        self._making = threading.Lock()
 
     @property
     def variants(self) -> int:
@@ -126,7 +132,14 @@ class Judge:
                     f"± {tolerance[at]:.2g}; {int((share > 1).sum())} of {share.size} compared elements are off.",
                     errors,
                 )
-        return Verdict(self.case.invariants(self._inputs[variant], outputs, self._seed), errors)
+        return Verdict(self._checker(variant)(outputs), errors)
+
+    def _checker(self, variant: int) -> Checker:
+        """Of the whole outputs of this variant; made when first asked for, once, whichever thread asks."""
+        with self._making:
+            if variant not in self._checkers:
+                self._checkers[variant] = self.case.checker(self._inputs[variant], self._seed)
+            return self._checkers[variant]
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:

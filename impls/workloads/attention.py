@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from impls.workloads.attention_reference import Backward, Reference
+from impls.workloads.attention_reference import Backward, Bounded, Reference
 from impls.workloads.base import Case, CaseError, Expected, TensorSpec
 from impls.workloads.draws import normals
 from impls.workloads.dtypes import dtype
@@ -300,41 +300,60 @@ class Attention(Case):
         since the rows of the softmax add up to 1; rounding P adds errors of variance (u^2 + u_exp^2) / 3 sum dO^2 at
         most, rounding dV (by query head and in the end) 2/3 u^2 sum dV^2.
         """
+        return self.checker(inputs, seed)(outputs)
+
+    def checker(self, inputs: Mapping[str, np.ndarray], seed: int) -> Callable[[Mapping[str, np.ndarray]], str | None]:
+        """As ``invariants``; the rows and sums that are compared are computed here, once."""
         generator = np.random.default_rng([seed, 0xA7])
         pairs = [(b, h) for b in range(self.batch) for h in range(self.hkv)]
         most = max(1, _CHECKED_ELEMENTS // (2 * self.sk * self.d))
         if len(pairs) > most:
             pairs = [pairs[i] for i in generator.choice(len(pairs), most, replace=False)]
         rows_of = generator.integers(0, self.sq, (len(pairs), self.group))
+        made = list(each(lambda task: self._head(inputs, *pairs[task], rows_of[task]), range(len(pairs))))
+        return lambda outputs: next(filter(None, each(lambda head: head.wrong(outputs), made)), None)
 
-        def check(task: int) -> str | None:
-            return self._wrong_head(inputs, outputs, *pairs[task], rows_of[task])
-
-        return next(filter(None, each(check, range(len(pairs)))), None)
-
-    def _wrong_head(
-        self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], batch: int, kv: int, rows: np.ndarray
-    ) -> str | None:
-        """What is wrong with one key head and the query heads that share it, one row of each compared."""
+    def _head(self, inputs: Mapping[str, np.ndarray], batch: int, kv: int, rows: np.ndarray) -> _Head:
+        """What is held of one key head and the query heads that share it, one row of each."""
         reference = self._reference(inputs, batch, kv)
         heads = kv * self.group + np.arange(self.group)
         q = inputs["Q"][batch, rows, heads]
-        checks = {}
-        if "O" in outputs:
+        checks, do_sum, tolerance = {}, None, None
+        if self.direction != "bwd":
             checks["O"] = reference.forward(q, rows)
-        if "dQ" in outputs:
+        if self.direction != "fwd":
             checks["dQ"] = reference.backward(q, inputs["dO"][batch, rows, heads], rows).dq
-        for name, (value, tolerance) in checks.items():
+            given = inputs["dO"][batch][:, heads].astype(np.float64)
+            do_sum, tolerance = given.sum(axis=(0, 1)), reference.sum_tolerance(given.reshape(-1, self.d))
+        return _Head(batch, kv, rows, heads, checks, do_sum, tolerance)
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What is held of one key head: one row of O and dQ per query head, and the sum of dV over keys."""
+
+    batch: int
+    kv: int
+    rows: np.ndarray
+    heads: np.ndarray
+    checks: dict[str, Bounded]
+    do_sum: np.ndarray | None
+    tolerance: Callable[[np.ndarray], np.ndarray] | None
+
+    def wrong(self, outputs: Mapping[str, np.ndarray]) -> str | None:
+        """What is wrong with it, one sentence."""
+        batch, rows, heads = self.batch, self.rows, self.heads
+        for name, (value, tolerance) in self.checks.items():
             wrong = (np.abs(outputs[name][batch, rows, heads].astype(np.float64) - value) > tolerance).any(axis=1)
             if wrong.any():
                 h = int(np.argmax(wrong))
                 return f"{name}[{batch}, {rows[h]}, {heads[h]}] differs from the reference beyond its tolerance."
-        if "dV" in outputs:
-            given = inputs["dO"][batch][:, heads].astype(np.float64)
-            got = outputs["dV"][batch, :, kv].astype(np.float64)
-            limit = reference.sum_tolerance(given.reshape(-1, self.d), got)
-            if (np.abs(got.sum(axis=0) - given.sum(axis=(0, 1))) > limit).any():
-                return f"dV[{batch}, :, {kv}] does not add up to the sum of dO over the queries that share this head."
+        if self.tolerance is not None:
+            got = outputs["dV"][batch, :, self.kv].astype(np.float64)
+            if (np.abs(got.sum(axis=0) - self.do_sum) > self.tolerance(got)).any():
+                return (
+                    f"dV[{batch}, :, {self.kv}] does not add up to the sum of dO over the queries that share this head."
+                )
         return None
 
 

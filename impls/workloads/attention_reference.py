@@ -161,14 +161,21 @@ class Reference:
         error = reach * np.sqrt(squares) + self.accumulator.slope(self.sharing, self.odds) * size
         return value, error + 2 * self.u * (size + error) + self.underflow
 
-    def sum_tolerance(self, do: np.ndarray, dv: np.ndarray) -> np.ndarray:
-        """Tolerance of the sum of dV over keys, (D,), given dO of all queries that share this head, (queries, D)."""
-        do_squares, dv_squares = np.square(do).sum(axis=0), np.square(dv).sum(axis=0)
-        relative = (
-            self.rounding + self.u_exp**2 / 3 + (self.accumulator.spread(self.sharing, self.odds) / self.reach) ** 2
-        )
-        tiny = self.underflow**2 * dv.shape[0]
-        return np.asarray(self.reach * np.sqrt(relative * do_squares + 2 * self.rounding * dv_squares + tiny))
+    def sum_tolerance(self, do: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """Tolerance of the sum of dV over keys, (D,), given dO of all queries that share this head, (queries, D).
+
+        Returns:
+            A function of dV (keys, D), which holds on to nothing of the size of an input.
+        """
+        reach, rounding, underflow = self.reach, self.rounding, self.underflow
+        relative = rounding + self.u_exp**2 / 3 + (self.accumulator.spread(self.sharing, self.odds) / reach) ** 2
+        of_do = relative * np.square(do).sum(axis=0)
+
+        def tolerance(dv: np.ndarray) -> np.ndarray:
+            dv_squares = np.square(dv).sum(axis=0)
+            return np.asarray(reach * np.sqrt(of_do + 2 * rounding * dv_squares + underflow**2 * dv.shape[0]))
+
+        return tolerance
 
     def _blocks(self, q: np.ndarray, rows: np.ndarray) -> Iterator[_Block]:
         """Consecutive rows with their probabilities."""

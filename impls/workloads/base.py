@@ -9,7 +9,7 @@ import importlib
 import math
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -132,6 +132,10 @@ class Case(ABC):
             One sentence that says what does not hold.
         """
         return None
+
+    def checker(self, inputs: Mapping[str, np.ndarray], seed: int) -> Callable[[Mapping[str, np.ndarray]], str | None]:
+        """``invariants`` of many outputs of the same inputs. What follows from the inputs alone may be made once."""
+        return lambda outputs: self.invariants(inputs, outputs, seed)
 
 
 @cache

@@ -1,12 +1,14 @@
 """The judge against outputs whose faults are planted."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from benchmarks.engine.judge import Judge, finite
-from impls.workloads.base import Case, Expected, TensorSpec
+from impls.workloads.base import Case, Expected, TensorSpec, parse_case
 from impls.workloads.dtypes import DTYPES, rounded
 
 
@@ -159,3 +161,30 @@ def test_finite_agrees_with_float64_for_every_dtype(name):
 
 def test_the_poison_of_integers_counts_as_unwritten():
     assert finite(np.array([0, np.iinfo(np.int32).min, 7], np.int32), "i32").tolist() == [True, False, True]
+
+
+def test_what_follows_from_the_inputs_alone_is_made_once_for_each_variant_whichever_thread_asks(monkeypatch):
+    case = parse_case("attention:b1h2s64d16:bf16:bwd")
+    inputs = [case.inputs(seed) for seed in (0, 1)]
+    expected = [case.expected(i) for i in inputs]
+    made, checker = [], type(case).checker
+
+    def noted(self, given, seed):
+        made.append(next(v for v, one in enumerate(inputs) if one is given))
+        return checker(self, given, seed)
+
+    monkeypatch.setattr(type(case), "checker", noted)
+    judge = Judge(case, inputs, expected, seed=1)
+    right = [{n: e.value.astype(ml_dtypes.bfloat16) for n, e in one.items()} for one in expected]
+    # Other bits at every call, all of them right: as of a kernel that adds up in no fixed order.
+    asked = []
+    for variant in (0, 1):
+        for at in range(8):
+            one = {name: value.copy() for name, value in right[variant].items()}
+            one["dQ"].reshape(-1).view(np.uint16)[at] ^= 1
+            asked.append((variant, one))
+    with ThreadPoolExecutor(8) as threads:
+        verdicts = list(threads.map(lambda a: judge.outputs(*a), asked))
+    assert all(v.right for v in verdicts), [v.reason for v in verdicts]
+    assert sorted(made) == [0, 1]
+    assert not judge.outputs(1, right[0]).right

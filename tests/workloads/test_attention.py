@@ -249,6 +249,46 @@ def test_inputs_are_seeded_by_tensor(case: Attention, seed: int) -> None:
 
 @pytest.mark.parametrize(
     "case_id",
+    ["attention:b2h4kv2s130d16:bf16:causal:fwdbwd", "attention:b2h4kv2q60k130d16:f16:window=50:bwd"],
+)
+def test_what_is_held_of_a_head_is_the_reference_bit_for_bit_and_serves_any_output(case_id: str) -> None:
+    case = parse_case(case_id)
+    assert isinstance(case, Attention)
+    x = case.inputs(3)
+    rows, heads = np.array([7, 41]), np.array([2, 3])
+    head, reference = case._head(x, 1, 1, rows), case._reference(x, 1, 1)
+    q, do = x["Q"][1, rows, heads], x["dO"][1, rows, heads]
+    wanted = {"dQ": reference.backward(q, do, rows).dq}
+    if case.direction == "fwdbwd":
+        wanted["O"] = reference.forward(q, rows)
+    assert set(head.checks) == set(wanted)
+    for name, one in wanted.items():
+        assert all(np.array_equal(a, b) for a, b in zip(head.checks[name], one, strict=True))
+    given, dv = x["dO"][1][:, heads].astype(np.float64), np.random.default_rng(0).normal(size=(case.sk, case.d))
+    assert head.do_sum is not None and np.array_equal(head.do_sum, given.sum(axis=(0, 1)))
+    accumulated = (reference.accumulator.spread(reference.sharing, reference.odds) / reference.reach) ** 2
+    relative = reference.rounding + reference.u_exp**2 / 3 + accumulated
+    squares = relative * np.square(given.reshape(-1, case.d)).sum(axis=0)
+    squares += 2 * reference.rounding * np.square(dv).sum(axis=0) + reference.underflow**2 * case.sk
+    assert head.tolerance is not None
+    np.testing.assert_array_equal(head.tolerance(dv), reference.reach * np.sqrt(squares))
+
+    # One checker sees right, wrong, other wrong and right again, as a fresh one does.
+    check = case.checker(x, 5)
+    right = {name: rounded(one.value, case.dtype) for name, one in case.expected(x).items()}
+    said = []
+    for name in [None, *(set(right) - {"dK"}), None]:
+        outputs = dict(right)
+        if name is not None:
+            outputs[name] = right[name].copy()
+            outputs[name][1, :, 1] = right[name][1, :, 0]
+        said.append(check(outputs))
+        assert said[-1] == case.invariants(x, outputs, 5)
+        assert (said[-1] is None) == (name is None)
+
+
+@pytest.mark.parametrize(
+    "case_id",
     [
         "attention:b2h4kv2s130d16:bf16:causal:fwdbwd",
         "attention:b2h4kv4s130d16:f32:fwdbwd",
