@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from analysis.statistics import LEAST_ROUNDS
 from benchmarks.engine import operations, trial
 from benchmarks.engine.buffers import Arena, copy_into
 from benchmarks.engine.machine import PhysicalLimits
@@ -195,11 +196,11 @@ def test_both_regimes_are_recorded_and_only_the_first_sustained_call_finds_a_col
     }
     for result in results:
         if result.get("regime") == "sustained":
-            assert [r["round"] for r in result["rounds"]] == [0, 1, 2]
+            assert [r["round"] for r in result["rounds"]] == list(range(LEAST_ROUNDS))
         else:
             assert len(result["rounds"]) >= 8
         assert 0 < result["errors"]["C"]["worst"] < 1
-    assert clock.hot == [False] + [True] * 5
+    assert clock.hot == [False] + [True] * (2 * LEAST_ROUNDS - 1)
 
 
 @pytest.mark.parametrize("wrong_from", [1, 2, 12, 60])
@@ -360,6 +361,18 @@ def test_what_skips_one_call_in_n_is_wrong(run, every):
 
     results, _, _ = run(Made("base.one"), Skips("other.two"), sustain=False)
     assert {r["impl"]: r["status"] for r in results if not r["replica"]} == {"base.one": "ok", "other.two": "wrong"}
+
+
+def test_of_five_equals_three_are_sustained_in_rounds_enough_for_a_verdict(run, monkeypatch):
+    monkeypatch.setattr(trial, "SUSTAINED_WITHIN", 1e9)
+    results, clock, _ = run(*(Made(f"{name}.one") for name in ("base", "a", "b", "c", "d")))
+    sustained = {r["impl"]: r["rounds"] for r in results if r.get("regime") == "sustained"}
+    assert len(sustained) == 3 and "base.one" in sustained
+    # Paired: every round has a block of each, and there are as many as the analysis asks for.
+    assert {tuple(r["round"] for r in rounds) for rounds in sustained.values()} == {tuple(range(LEAST_ROUNDS))}
+    for number in range(LEAST_ROUNDS):
+        assert sorted(rounds[number]["order"] for rounds in sustained.values()) == [0, 1, 2]
+    assert len(clock.hot) == 3 * LEAST_ROUNDS
 
 
 def test_of_many_equals_the_fastest_are_sustained_and_the_baseline(run, monkeypatch):
