@@ -197,8 +197,19 @@ def test_sustained_calls_take_turns_untraced_and_keep_the_last_output(made_up, m
     assert len(block["samples_us"]) == 4
     assert block["telemetry"]["calls"] % 2 == 0
     assert log.index("untraced") < log.index("run 10") < log.index("traced")
-    # The device is never behind the host here: what takes time is the host.
-    assert block["telemetry"]["host_bound"]
+
+
+@pytest.mark.parametrize(("drained_s", "host_bound"), [(1.5e-3, True), (2.5e-3, False)])
+def test_a_device_that_is_idle_when_the_last_call_is_launched_waits_for_the_host(
+    made_up, monkeypatch, drained_s, host_bound
+):
+    """Of calls of 1 ms: what is left after the last launch is that call and its like, or a queue."""
+    monkeypatch.setattr(cupti, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(cupti, "_chunk", lambda program, *_: (program.run(11), 1e-3, 1980.0, drained_s))
+    _, program = made_up()
+    block = cupti.sustain(program, {0: 10, 1: 11}, [0, 1], {"C": np.zeros(2, np.float32)}, hot=False)
+    assert block["telemetry"]["host_bound"] == host_bound
+    assert block["samples_us"] == pytest.approx([1000.0] * 4)
 
 
 def test_only_heat_and_hardware_make_a_block_worthless():
