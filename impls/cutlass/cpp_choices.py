@@ -19,7 +19,6 @@ from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
 _STACK = Path(__file__).parent
-_REFERENCE = "h200"
 #: Whose choices the file has: the variants follow them.
 NAME = "cutlass.cpp"
 # Doublings of sizes, in all, beyond which a tuned case says nothing of another.
@@ -153,9 +152,8 @@ def fits(case: Gemm, choice: Choice) -> bool:
 
 def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
     """The choice for a case, and where it comes from: ``tuned for <case id>`` or ``rule``."""
-    kept = tuned.file(_STACK, device_name)
     best, found = _FAR, None
-    for other, choice in tuned.choices(kept if kept.is_file() else tuned.file(_STACK, _REFERENCE), NAME):
+    for other, choice in tuned.choices(tuned.nearest(_STACK, device_name), NAME):
         assert isinstance(other, Gemm)
         chosen = Choice(**choice)
         if other.m > 64 or other.groups:

@@ -20,7 +20,6 @@ from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
 _STACK = Path(__file__).parent
-_REFERENCE = "NVIDIA H200"
 _H200_MULTIPROCESSORS = 132
 # Registers of a thread that sums may take, of 240; the rest hold addresses and the epilogue.
 _MOST_ACCUMULATORS = 208
@@ -127,10 +126,8 @@ def rule(case: Gemm) -> Choice:
 
 def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
     """The choice for a case, and where it comes from: that of the nearest tuned case of its kind, else the rule's."""
-    kept = tuned.file(_STACK, device_name)
-    kept = kept if kept.is_file() else tuned.file(_STACK, _REFERENCE)
     best, found = 4.0, None
-    for other, choice in tuned.choices(kept, Cute.name):
+    for other, choice in tuned.choices(tuned.nearest(_STACK, device_name), Cute.name):
         if not isinstance(other, Gemm) or _kind(other) != _kind(case):
             continue
         near = zip(

@@ -20,6 +20,12 @@ def file(stack: Path, device_name: str) -> Path:
     return stack / "tuned" / f"{key}.json"
 
 
+def nearest(stack: Path, device_name: str) -> Path:
+    """The device's file, or where it has none the H200's: a choice made elsewhere is nearer than none."""
+    own = file(stack, device_name)
+    return own if own.is_file() else file(stack, "NVIDIA H200")
+
+
 @cache
 def versions(kept: Path) -> dict[str, str]:
     """The library's version that the choices were made with; empty where there is no such file."""

@@ -17,7 +17,6 @@ from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
 _STACK = Path(__file__).parent
-_REFERENCE = "h200"
 # Doublings of sizes, in all, beyond which a tuned case says nothing of another.
 FAR = 6.0
 # A large GPU's multiprocessors (H100, H200): fewer tiles leave some of them idle.
@@ -99,8 +98,7 @@ def nearest(
     Returns:
         None where nothing alike was tuned that near.
     """
-    kept = tuned.file(_STACK, device_name)
-    kept = kept if kept.is_file() else tuned.file(_STACK, _REFERENCE)
+    kept = tuned.nearest(_STACK, device_name)
     here = [math.log2(size) for size in sizes(case)]
     best, found = far, None
     for other, choice in tuned.choices(kept, name):
