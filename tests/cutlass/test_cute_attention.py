@@ -90,15 +90,28 @@ def test_tiles_fit_shared_memory_and_hold_the_head(d: int) -> None:
         assert backward.shared_bytes + 4096 <= SHARED_BYTES
 
 
+def sizes_and_mask(data: st.DataObject) -> tuple[int, int, str, int]:
+    """Queries, keys, a mask, and its window, 0 where it has none."""
+    sq, more = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 60))
+    sk = sq + more
+    mask = data.draw(st.sampled_from(["full", "causal", *(["window"] if sk > 1 else [])]))
+    return sq, sk, mask, data.draw(st.integers(1, sk - 1)) if mask == "window" else 0
+
+
+def left(queries: np.ndarray, keys: np.ndarray, sq: int, sk: int, mask: str, window: int) -> np.ndarray:
+    """What a mask leaves of (queries, keys): the last query sees the last key."""
+    seen = np.ones((queries.size, keys.size), bool)
+    if mask != "full":
+        seen &= keys <= queries + sk - sq
+    if mask == "window":
+        seen &= keys > queries + sk - sq - window
+    return seen
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_blocks_of_keys_are_those_that_a_mask_leaves(data: st.DataObject) -> None:
-    sq, more = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 60))
-    mask = data.draw(st.sampled_from(["full", "causal", "window"]))
-    sk = sq + more
-    if mask == "window" and sk < 2:
-        return
-    window = data.draw(st.integers(1, sk - 1)) if mask == "window" else 0
+    sq, sk, mask, window = sizes_and_mask(data)
     rows, keys = data.draw(st.sampled_from([8, 16, 24])), data.draw(st.sampled_from([4, 8, 12]))
     row = data.draw(st.integers(0, (sq - 1) // rows)) * rows
     begin, whole, partial, end = key_blocks(row, rows, sq, sk, window, keys, mask, min, max)
@@ -106,11 +119,7 @@ def test_blocks_of_keys_are_those_that_a_mask_leaves(data: st.DataObject) -> Non
     # Queries of the tile that are beyond the last are computed and dropped.
     queries = np.arange(row, min(row + rows, sq))[:, None]
     key = np.arange(-(-sk // keys) * keys)[None, :]
-    seen = (key < sk) & np.ones_like(queries, bool)
-    if mask != "full":
-        seen &= key <= queries + sk - sq
-    if mask == "window":
-        seen &= key > queries + sk - sq - window
+    seen = (key < sk) & left(queries, key, sq, sk, mask, window)
     by_block = seen.reshape(len(queries), -1, keys)
     some = np.flatnonzero(by_block.any(axis=(0, 2)))
     assert (begin, end) == (some[0], some[-1] + 1)
@@ -121,23 +130,14 @@ def test_blocks_of_keys_are_those_that_a_mask_leaves(data: st.DataObject) -> Non
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_blocks_of_queries_are_those_that_see_a_key(data: st.DataObject) -> None:
-    sq, more = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 60))
-    mask = data.draw(st.sampled_from(["full", "causal", "window"]))
-    sk = sq + more
-    if mask == "window" and sk < 2:
-        return
-    window = data.draw(st.integers(1, sk - 1)) if mask == "window" else 0
+    sq, sk, mask, window = sizes_and_mask(data)
     rows, keys = data.draw(st.sampled_from([4, 8, 12])), data.draw(st.sampled_from([8, 16, 24]))
     first = data.draw(st.integers(0, (sk - 1) // keys)) * keys
     begin, whole, partial, end = query_blocks(first, keys, sq, sk, window, rows, mask, min, max)
 
     query = np.arange(-(-sq // rows) * rows)[:, None]
     key = np.arange(first, min(first + keys, sk))[None, :]
-    seen = np.ones((query.size, key.size), bool)
-    if mask != "full":
-        seen &= key <= query + sk - sq
-    if mask == "window":
-        seen &= key > query + sk - sq - window
+    seen = left(query, key, sq, sk, mask, window)
     by_block = seen.reshape(query.size // rows, -1)
     there = (seen & (query < sq)).reshape(query.size // rows, -1)
     some = np.flatnonzero(there.any(axis=1))

@@ -293,14 +293,15 @@ def test_what_races_candidates_when_it_is_prepared_is_alone_then(run):
     assert most[0][0] == "third.three"
 
 
-def test_what_is_far_slower_than_the_fastest_is_not_sustained_unless_it_is_the_baseline(run):
-    class Slow(Made):
-        def prepare(self, case, device):
-            program = super().prepare(case, device)
-            product = program.run
-            program.run = lambda loaded: time.sleep(0.01) or product(loaded)
-            return program
+class Slow(Made):
+    def prepare(self, case, device):
+        program = super().prepare(case, device)
+        product = program.run
+        program.run = lambda loaded: time.sleep(0.01) or product(loaded)
+        return program
 
+
+def test_what_is_far_slower_than_the_fastest_is_not_sustained_unless_it_is_the_baseline(run):
     results, _, _ = run(Slow("base.one"), Made("fast.two"), Slow("slow.three"))
     assert {r["impl"] for r in results if r.get("regime") == "sustained"} == {"base.one", "fast.two"}
     assert {r["status"] for r in results} == {"ok"}
@@ -378,13 +379,6 @@ def test_of_five_equals_three_are_sustained_in_rounds_enough_for_a_verdict(run, 
 def test_of_many_equals_the_fastest_are_sustained_and_the_baseline(run, monkeypatch):
     monkeypatch.setattr(trial, "SUSTAINED_BEST", 1)
     monkeypatch.setattr(trial, "SUSTAINED_WITHIN", 1e9)
-
-    class Slow(Made):
-        def prepare(self, case, device):
-            program = super().prepare(case, device)
-            product = program.run
-            program.run = lambda loaded: time.sleep(0.005) or product(loaded)
-            return program
 
     results, clock, _ = run(Slow("base.one"), Slow("slow.two"), Made("fast.three"))
     assert {r["impl"] for r in results if r.get("regime") == "sustained"} == {"base.one", "fast.three"}
