@@ -115,17 +115,18 @@ def fits(case: Gemm, choice: Choice) -> bool:
 
 
 def rule(case: Gemm) -> Choice:
-    """A choice for what was not tuned."""
+    """A choice for what was not tuned: of the tiles that keep the multiprocessors busy, that which loads least."""
     if _skinny(case):
         width = max(16, 1 << (case.m - 1).bit_length())
         return Choice(ROWS, width, consumers=1, raster="n", band=1, swapped=True)
-    if case.m * case.n * case.batch <= 128 * 128 * _H200_MULTIPROCESSORS:
-        return Choice(64, 128, ping_pong=True)
-    return Choice(128, 256, cluster_m=2)
+    return min(_busy(case), key=lambda choice: 1 / choice.bm + 1 / choice.bn)
 
 
 def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
-    """The choice for a case, and where it comes from: that of the nearest tuned case of its kind, else the rule's."""
+    """The choice for a case, and where it comes from: that of the nearest tuned case of its kind, else the rule's.
+
+    A tile that suits a neighbour may leave many multiprocessors idle in the last wave of another shape: then the rule.
+    """
     best, found = 4.0, None
     for other, choice in tuned.choices(tuned.nearest(_STACK, device_name), Cute.name):
         if not isinstance(other, Gemm) or _kind(other) != _kind(case):
@@ -137,8 +138,9 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
         )
         far = sum(abs(math.log2(x / y)) for x, y in near) + (other.epilogue != case.epilogue) / 2
         far += sum(x != y for x, y in zip(case.layout, other.layout, strict=True))
-        if far < best and fits(case, Choice(**choice)):
-            best, found = far, (Choice(**choice), f"tuned for {other.id}")
+        one = Choice(**choice)
+        if far < best and fits(case, one) and (_skinny(case) or _use(case, one) >= _least_use(case)):
+            best, found = far, (one, f"tuned for {other.id}")
     return found or (rule(case), "rule")
 
 
@@ -250,17 +252,9 @@ def space(case: Gemm) -> list[Choice]:
         shapes = ((64, 1, 1), (64, 1, 2), (64, 1, 4), (128, 2, 1))
         few = [Choice(bm, width, many, False, cluster, 1, "n", 1, swapped=True) for bm, many, cluster in shapes]
         return [choice for choice in few if fits(case, choice)]
-    found = []
-    for shape in _PROMOTED if tiles(case, rule(case)).promoted else _SHAPES:
-        one = Choice(*shape)
-        # B by rows is swizzled in whole 128 bytes of N: other widths are for the transposed product, where it is A.
-        kinds = [one] if fits(case, one) else [replace(one, swapped=True)]
-        found += [choice for choice in kinds if fits(case, choice)]
-    most = max(_use(case, choice) for choice in found)
     return [
         replace(choice, raster=raster, band=band)
-        for choice in found
-        if _use(case, choice) >= _LEAST_USE * most
+        for choice in _busy(case)
         for raster, band in itertools.product("mn", (4, 8))
     ]
 
@@ -284,6 +278,14 @@ _SHAPES = (
     (64, 256, 2, True, 2, 1),
     (128, 256, 2, False, 1, 1),
 )
+# For what has less than a wave of large tiles.
+_SMALL_SHAPES = (
+    (128, 128, 2, False, 2, 1),
+    (128, 128, 2, False, 1, 1),
+    (128, 64, 2, False, 1, 1),
+    (64, 128, 1, False, 1, 1),
+    (64, 64, 1, False, 1, 1),
+)
 # With a second set of sums; warpgroups add while the other one multiplies, so that both share a tile.
 _PROMOTED = (
     (128, 256, 2, False, 2, 1),
@@ -293,6 +295,31 @@ _PROMOTED = (
     (128, 224, 2, False, 2, 1),
     (128, 256, 2, False, 1, 1),
 )
+
+
+def _shapes(case: Gemm) -> list[Choice]:
+    """The tiles that a case of many rows may take."""
+    found = []
+    shapes = _PROMOTED if case.dtype == "f8e4m3" and case.acc == "f32" else _SHAPES
+    if case.m * case.n * case.batch <= 128 * 256 * _H200_MULTIPROCESSORS:
+        shapes += _SMALL_SHAPES
+    for shape in shapes:
+        one = Choice(*shape)
+        # B by rows is swizzled in whole 128 bytes of N: other widths are for the transposed product, where it is A.
+        kinds = [one] if fits(case, one) else [replace(one, swapped=True)]
+        found += [choice for choice in kinds if fits(case, choice)]
+    return found
+
+
+def _least_use(case: Gemm) -> float:
+    """The use of the multiprocessors that a tile should make: nearly as much as the best does."""
+    return _LEAST_USE * max(_use(case, choice) for choice in _shapes(case))
+
+
+def _busy(case: Gemm) -> list[Choice]:
+    """Those of a case's tiles that keep the multiprocessors busy."""
+    least = _least_use(case)
+    return [choice for choice in _shapes(case) if _use(case, choice) >= least]
 
 
 def _use(case: Gemm, choice: Choice) -> float:
