@@ -62,6 +62,8 @@ _ARCHITECTURES = ("sm_90",)
 _BASE_UNITS = {"byte", "inst", "ns"}
 
 _START_S, _PROGRAM_S = 90.0, 30.0
+# The share of a process's time after which it begins no further call: ncu writes what it counted when that has ended.
+_BEGINNING = 0.8
 _LONGEST_NAME = 160
 
 Program = tuple[str, str]
@@ -193,7 +195,8 @@ class Run:
         environments: stack -> its environment.
         missing: stack -> why it has none, one sentence.
         seed: of the inputs.
-        budget_s: seconds after which no stack is begun and the present one is ended; None without.
+        budget_s: seconds after which no stack is begun and the present one is ended; None without. What was not begun
+            in time has no line.
 
     Raises:
         NoProfiler: no ncu, or a device whose counters have other names.
@@ -250,7 +253,9 @@ class Run:
                     interrupted = True
                     break
                 progress(f"{stack}: {len(wanted)} calls under Nsight Compute")
-                for line in self._profile(stack, wanted, left):
+                lines = list(self._profile(stack, wanted, left))
+                interrupted |= len(lines) < len(wanted)
+                for line in lines:
                     about = {
                         "ncu": version,
                         "seed": self._seed,
@@ -268,7 +273,7 @@ class Run:
         return found[1] if found else "unknown"
 
     def _profile(self, stack: str, wanted: Sequence[Program], left_s: float) -> Iterator[dict[str, Any]]:
-        """The record lines of one stack's programs, each of them exactly once."""
+        """The record lines of one stack's programs, each exactly once, but for those that time did not suffice for."""
         environment = self._environments.get(stack)
         if environment is None:
             for impl, case in wanted:
@@ -276,13 +281,15 @@ class Run:
             return
         with tempfile.TemporaryDirectory(prefix="ridgemark-profile-") as name:
             folder = Path(name)
+            limit_s = min(left_s, _START_S + _PROGRAM_S * len(wanted))
             job = {
                 "device": asdict(self._device) | {"features": sorted(self._device.features)},
                 "seed": self._seed,
+                "seconds": _BEGINNING * limit_s,
                 "programs": [{"impl": impl, "case": case} for impl, case in wanted],
             }
             (folder / "job.json").write_text(json.dumps(job))
-            end = self._watch(environment, folder, min(left_s, _START_S + _PROGRAM_S * len(wanted)))
+            end = self._watch(environment, folder, limit_s)
             answered = folder / "answers.jsonl"
             answers = [json.loads(line) for line in answered.read_text().splitlines()] if answered.exists() else []
             log = folder / "ncu.log"
@@ -294,6 +301,8 @@ class Run:
         for (impl, case), answer in zip(wanted, [*answers, *[None] * len(wanted)], strict=False):
             if answer is None:
                 yield _line(impl, case, "failed", f"The profiled process ended before it: {end}")
+            elif answer["status"] == "left":
+                continue
             elif answer["status"] != "ok":
                 yield _line(impl, case, answer["status"], answer["reason"])
             elif trouble or answer["window"] >= len(windows):

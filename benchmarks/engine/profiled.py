@@ -11,9 +11,10 @@ sweeps only read, and are told from the call's kernels by their name.
 
     python -m benchmarks.engine.profiled JOB ANSWERS
 
-JOB is a JSON file: ``device``, ``seed``, ``programs`` [{``impl``, ``case``}]. ANSWERS gets one JSON line per program,
+JOB is a JSON file: ``device``, ``seed``, ``seconds`` after which no program is begun, ``programs`` [{``impl``,
+``case``}]. ANSWERS gets one JSON line per program,
 in order, as soon as it is done: ``impl``, ``case``, ``status`` (``ok``, ``unsupported``, ``failed``), ``reason``,
-``config`` and ``window``, the number of its window, or null where it got none.
+``config`` and ``window``, the number of its window, or null where it got none; ``left`` for what was not begun.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,13 +98,17 @@ def profile(
 
 
 def main() -> None:
-    """Profile every program of the job."""
+    """Profile every program of the job, until its time is over."""
+    begin = time.monotonic()
     job = json.loads(Path(sys.argv[1]).read_text())
     device = Device(**{**job["device"], "features": frozenset(job["device"]["features"])})
     windows = Windows()
     made: tuple[str, dict[str, np.ndarray]] = ("", {})
     with Path(sys.argv[2]).open("a") as answers:
         for one in job["programs"]:
+            if time.monotonic() - begin > job["seconds"]:
+                answers.write(json.dumps({"impl": one["impl"], "case": one["case"], "status": "left"}) + "\n")
+                continue
             if made[0] != one["case"]:  # programs of one case stand together and share its inputs
                 made = (one["case"], parse_case(one["case"]).inputs(job["seed"]))
             answer = profile(one["impl"], one["case"], device, made[1], windows)

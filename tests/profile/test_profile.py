@@ -264,6 +264,23 @@ def test_a_budget_ends_the_run_between_stacks_and_in_one(prepared: Path, tmp_pat
     assert records.read(writer.path).lines[-1]["interrupted"]
 
 
+def test_what_time_did_not_suffice_for_has_no_line(prepared: Path, tmp_path: Path) -> None:
+    prepare(prepared, "cublas", [{"impl": PRODUCT[0], "case": PRODUCT[1], "status": "left"}], "")
+    environment = Environment("cublas", Path(sys.executable), {}, None, "mapped")
+    writer = records.Writer(tmp_path / "r1.jsonl", "r1")
+    run = profile.Run(
+        [PRODUCT],
+        device=DEVICE,
+        environments=dict.fromkeys(("cublas", "ceilings"), environment),
+        missing={},
+        writer=writer,
+        seed=1,
+    )
+    assert not run.run(lambda _: None)
+    writer.close()
+    assert [line["impl"] for line in run.lines] == [COPY[0]]
+
+
 def test_a_run_that_counts_is_not_gone_on_with(prepared: Path, tmp_path: Path) -> None:
     writer = records.Writer(records.folder(tmp_path, "h200") / "r1.jsonl", "r1")
     writer.append("run", plan={"regime": records.COUNTED})

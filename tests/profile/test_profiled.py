@@ -89,9 +89,9 @@ def use(monkeypatch: pytest.MonkeyPatch, made: dict[str, object]) -> None:
     monkeypatch.setattr(profiled.registry, "find", lambda impl, workload: Fake(made[impl]))
 
 
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impls: list[str]) -> list[dict]:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impls: list[str], seconds: float = 1e9) -> list[dict]:
     programs = [{"impl": impl, "case": CASE} for impl in impls]
-    content = {"device": asdict(DEVICE) | {"features": []}, "seed": 1, "programs": programs}
+    content = {"device": asdict(DEVICE) | {"features": []}, "seed": 1, "seconds": seconds, "programs": programs}
     (tmp_path / "job").write_text(json.dumps(content))
     monkeypatch.setattr(sys, "argv", ["profiled", str(tmp_path / "job"), str(tmp_path / "answers")])
     profiled.main()
@@ -130,6 +130,12 @@ def test_what_fails_takes_no_other_program_s_window(events, tmp_path, monkeypatc
     marks = [e for e in events if e in ("start", "stop")]
     assert marks == ["start", "stop"] * 2
     assert events.count("release") == 3
+
+
+def test_what_there_is_no_time_for_is_not_begun(events, tmp_path, monkeypatch) -> None:
+    use(monkeypatch, {"x.y": Recorder(events, None)})
+    assert [a["status"] for a in job(tmp_path, monkeypatch, ["x.y"], seconds=-1.0)] == ["left"]
+    assert events == []
 
 
 def test_inputs_are_the_seed_s(events, tmp_path, monkeypatch) -> None:
