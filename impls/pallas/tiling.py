@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ SHARED_BYTES = 227 * 1024
 FEW = 64
 # Barriers, and what alignment costs: 2.6 KiB of attention's, as Mosaic GPU of JAX 0.11 lays them out.
 _SMALL_BYTES = 3072
+# Of a thread that multiplies: for scores, probabilities and O. 224 are fine (64 queries, 256 keys, D = 64).
+_ATTENTION_REGISTERS = 232
 
 
 class _Choice:
@@ -346,7 +349,10 @@ def _space(case: Case) -> Iterator[Any]:
         yield from (kind(keys, stages, n) for keys in (64, 128) for stages in (2, 3, 4, 6) for n in sorted(shares))
     else:
         rows = (64, 128) if case.d == 64 else (64,)
-        yield from (kind(r, keys, stages) for r in rows for keys in (64, 128, 192, 256) for stages in (1, 2, 3))
+        for r, keys, stages in product(rows, (64, 128, 192, 256), (1, 2, 3)):
+            # Scores and O in f32, probabilities in 16 bits: with more ptxas spills.
+            if r * (keys + keys // 2 + case.d) // 128 <= _ATTENTION_REGISTERS:
+                yield kind(r, keys, stages)
 
 
 def _gemm_space(case: Gemm) -> Iterator[GemmTiling]:

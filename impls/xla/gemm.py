@@ -111,12 +111,14 @@ class CublasLt(Default):
     summary: ClassVar[str] = "without XLA's Triton products, so that the epilogue goes into cuBLASLt's kernel"
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        """Products that XLA gives no epilogue: those without one, integers, single rows and columns, groups."""
+        """Products without an epilogue, or that XLA gives none: integers, rows, columns, groups; and f32 GELU."""
         assert isinstance(case, Gemm)
         if case.epilogue == "none":
             return "There is no epilogue to fuse: xla.default is the product."
         if case.dtype == "i8":
             return "XLA gives cuBLASLt's integer products no epilogue."
+        if case.epilogue == "bias+gelu" and case.out == "f32":
+            return "cuBLASLt's GELU is not exact to f32."
         if 1 in (case.m, case.n):
             return "XLA multiplies by a single row or column without cuBLASLt."
         return super().refuses(case, device)
