@@ -23,8 +23,11 @@ _STACK = Path(__file__).parent
 _H200_MULTIPROCESSORS = 132
 # Registers of a thread that sums may take, of 240; the rest hold addresses and the epilogue.
 _MOST_ACCUMULATORS = 208
-# The share of the best tiles' use of the multiprocessors below which others are not tried.
-_LEAST_USE = 0.92
+# What a multiprocessor of an H200 multiplies in a clock in 16 bits (docs/h200.md), and the bytes that reach its shared
+# memory: 9.5 TB/s at 1.58 GHz, more than which no kernel was seen to load (docs/triton.md).
+_PRODUCTS, _BYTES = 2048, 45
+# How much more than the least time, by this reckoning, a tile may take and still be tried.
+_SLACK = 1.15
 # The kernel counts rows, columns and tiles in 32 bits, and TMA addresses dimensions of 32 bits.
 _MOST_ELEMENTS = 2**31
 
@@ -115,11 +118,11 @@ def fits(case: Gemm, choice: Choice) -> bool:
 
 
 def rule(case: Gemm) -> Choice:
-    """A choice for what was not tuned: of the tiles that keep the multiprocessors busy, that which loads least."""
+    """A choice for what was not tuned: of the tiles that should be about the fastest, that which loads least."""
     if _skinny(case):
         width = max(16, 1 << (case.m - 1).bit_length())
         return Choice(ROWS, width, consumers=1, raster="n", band=1, swapped=True)
-    return min(_busy(case), key=lambda choice: 1 / choice.bm + 1 / choice.bn)
+    return min(_promising(case), key=lambda choice: 1 / choice.bm + 1 / choice.bn)
 
 
 def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
@@ -139,7 +142,8 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
         far = sum(abs(math.log2(x / y)) for x, y in near) + (other.epilogue != case.epilogue) / 2
         far += sum(x != y for x, y in zip(case.layout, other.layout, strict=True))
         one = Choice(**choice)
-        if far < best and fits(case, one) and (_skinny(case) or _use(case, one) >= _least_use(case)):
+        suits = far == 0 or _skinny(case) or _clocks(case, one) <= _most_clocks(case)
+        if far < best and suits and fits(case, one):
             best, found = far, (one, f"tuned for {other.id}")
     return found or (rule(case), "rule")
 
@@ -254,7 +258,7 @@ def space(case: Gemm) -> list[Choice]:
         return [choice for choice in few if fits(case, choice)]
     return [
         replace(choice, raster=raster, band=band)
-        for choice in _busy(case)
+        for choice in _promising(case)
         for raster, band in itertools.product("mn", (4, 8))
     ]
 
@@ -311,20 +315,22 @@ def _shapes(case: Gemm) -> list[Choice]:
     return found
 
 
-def _least_use(case: Gemm) -> float:
-    """The use of the multiprocessors that a tile should make: nearly as much as the best does."""
-    return _LEAST_USE * max(_use(case, choice) for choice in _shapes(case))
+def _most_clocks(case: Gemm) -> float:
+    """What a tile may take: little more than the best does."""
+    return _SLACK * min(_clocks(case, choice) for choice in _shapes(case))
 
 
-def _busy(case: Gemm) -> list[Choice]:
-    """Those of a case's tiles that keep the multiprocessors busy."""
-    least = _least_use(case)
-    return [choice for choice in _shapes(case) if _use(case, choice) >= least]
+def _promising(case: Gemm) -> list[Choice]:
+    """Those of a case's tiles that should be about the fastest."""
+    most = _most_clocks(case)
+    return [choice for choice in _shapes(case) if _clocks(case, choice) <= most]
 
 
-def _use(case: Gemm, choice: Choice) -> float:
-    """The share of an H200's multiprocessors that multiply what is wanted, over all waves of tiles."""
-    across = choice.cluster_m * choice.cluster_n
+def _clocks(case: Gemm, choice: Choice) -> float:
+    """Clocks of an H200 for 128 bytes along K, over all waves of tiles: those of the products or of what is loaded."""
     there = clusters(case, choice, 2**31)
-    waves = math.ceil(there / (_H200_MULTIPROCESSORS // across))
-    return case.m * case.n * case.batch / (waves * _H200_MULTIPROCESSORS * choice.bm * choice.bn)
+    waves = math.ceil(there / (_H200_MULTIPROCESSORS // (choice.cluster_m * choice.cluster_n)))
+    # A step has twice as many elements of 8 bits, of which twice as many are multiplied in a clock.
+    multiplied = choice.bm * choice.bn * 64 / _PRODUCTS
+    loaded = 128 * (choice.bm + choice.bn) / _BYTES  # multicast spares L2, not this
+    return waves * max(multiplied, loaded)
