@@ -37,7 +37,7 @@ class GemmTiles:
     """
 
     #: What a library's name depends on, beside the tiles.
-    sources: ClassVar[tuple[str, ...]] = ("cute_gemm_tiles.py", "kernels/cute_gemm.py")
+    sources: ClassVar[tuple[str, ...]] = ("cute_gemm_tiles.py", "kernels/cute_gemm.py", "kernels/cute_tma.py")
 
     dtype: str
     out: str

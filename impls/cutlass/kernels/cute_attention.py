@@ -20,12 +20,12 @@ import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.memory import SmemAllocator
-from cutlass.utils import LayoutEnum
-from cutlass.utils import hopper_helpers as hopper
 
 from impls.cutlass.cute_attention import ROWS, ForwardTiles, key_blocks
+from impls.cutlass.kernels import cute_attention_operands as operands
 from impls.cutlass.kernels import cute_attention_softmax as row_wise
-from impls.cutlass.kernels.cute_attention_softmax import WARPGROUP
+from impls.cutlass.kernels import cute_tma as tma
+from impls.cutlass.kernels.cute_tma import WARP, WARPGROUP
 
 # Registers of a thread by the number of consumers: (of the warpgroup that loads, of those that multiply). Of 65,536, in
 # steps of 8, for (consumers + 1) * 128 threads.
@@ -42,7 +42,7 @@ class Forward:
 
     def __init__(self, tiles: ForwardTiles):
         self.tiles = tiles
-        self.dtype = {"bf16": cutlass.BFloat16, "f16": cutlass.Float16}[tiles.dtype]
+        self.dtype = tma.DTYPES[tiles.dtype]
         self.causal = tiles.mask != "full"
         self.windowed = tiles.mask == "window"
         self.rows = tiles.rows
@@ -50,8 +50,7 @@ class Forward:
     def examples(self):
         """Arguments to trace with, but for the stream."""
         kinds = [self.dtype] * 4 + [Int32, Float32]
-        pointers = [cute.runtime.make_ptr(kind, 16, cute.AddressSpace.gmem, assumed_align=16) for kind in kinds]
-        return [*pointers, *[Int32(1)] * 9, Float32(1.0)]
+        return [*tma.pointers(kinds), *[Int32(1)] * 9, Float32(1.0)]
 
     @cute.jit
     def __call__(
@@ -87,29 +86,16 @@ class Forward:
         """
         t = self.tiles
         d8 = cute.assume(d, divby=8)
-        queries = cute.make_layout((sq, d8, hq, batch), stride=(hq * d8, 1, d8, sq * hq * d8))
-        keys = cute.make_layout((sk, d8, hkv, batch), stride=(hkv * d8, 1, d8, sk * hkv * d8))
-        values = cute.make_layout((d8, sk, hkv, batch), stride=(1, hkv * d8, d8, sk * hkv * d8))
+        queries, keys = operands.by_heads(sq, hq, d8, batch), operands.by_heads(sk, hkv, d8, batch)
         mq, mo = cute.make_tensor(q, queries), cute.make_tensor(o, queries)
-        mk, mv = cute.make_tensor(k, keys), cute.make_tensor(v, values)
+        mk, mv = cute.make_tensor(k, keys), cute.make_tensor(v, operands.turned(keys))
 
-        score_tile, value_tile = (ROWS, t.keys, t.head), (ROWS, t.head, t.keys)
-        major_k, major_n = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
-        mma_qk = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, major_k, major_k, Float32, (1, 1, 1), (ROWS, t.keys)
-        )
-        mma_pv = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, major_k, major_n, Float32, (1, 1, 1), (ROWS, t.head), warpgroup.OperandSource.RMEM
-        )
-        q_layout = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, score_tile, self.dtype, t.consumers)
-        k_layout = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, score_tile, self.dtype, t.stages)
-        v_layout = hopper.make_smem_layout_b(LayoutEnum.COL_MAJOR, value_tile, self.dtype, t.stages)
+        mma_qk, mma_pv, q_layout, k_layout, v_layout = operands.products(self.dtype, t, t.consumers)
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        one_q, one_k, one_v = (cute.slice_(x, (None, None, 0)) for x in (q_layout, k_layout, v_layout))
-        load_q, mq = cpasync.make_tiled_tma_atom(load, mq, one_q, (ROWS, t.head))
-        load_k, mk = cpasync.make_tiled_tma_atom(load, mk, one_k, (t.keys, t.head))
-        load_v, mv = cpasync.make_tiled_tma_atom(load, mv, one_v, (t.head, t.keys))
-        store_o, mo = cpasync.make_tiled_tma_atom(store, mo, one_q, (ROWS, t.head))
+        load_q, mq = cpasync.make_tiled_tma_atom(load, mq, q_layout, (ROWS, t.head))
+        load_k, mk = cpasync.make_tiled_tma_atom(load, mk, k_layout, (t.keys, t.head))
+        load_v, mv = cpasync.make_tiled_tma_atom(load, mv, v_layout, (t.head, t.keys))
+        store_o, mo = cpasync.make_tiled_tma_atom(store, mo, q_layout, (ROWS, t.head))
 
         padded = cute.ceil_div(sq, ROWS) * ROWS
         mlse = cute.make_tensor(lse, cute.make_layout((sq, hq, batch), stride=(1, padded, padded * hq)))
@@ -162,32 +148,23 @@ class Forward:
             o: cute.struct.Align[cute.struct.MemRange[self.dtype, q_size if t.own_output else 0], 1024]
 
         shared = SmemAllocator().allocate(Shared)
-        sq_ = shared.q.get_tensor(q_layout.outer, swizzle=q_layout.inner)
-        sk_ = shared.k.get_tensor(k_layout.outer, swizzle=k_layout.inner)
-        sv_ = shared.v.get_tensor(v_layout.outer, swizzle=v_layout.inner)
-        so_ = shared.o.get_tensor(q_layout.outer, swizzle=q_layout.inner) if t.own_output else sq_
+        sq_ = tma.swizzled(shared.q, q_layout)
+        sk_ = tma.swizzled(shared.k, k_layout)
+        sv_ = tma.swizzled(shared.v, v_layout)
+        so_ = tma.swizzled(shared.o, q_layout) if t.own_output else sq_
         q_full, k_full, v_full = shared.q_full.data_ptr(), shared.k_full.data_ptr(), shared.v_full.data_ptr()
         q_empty, k_empty, v_empty = shared.q_empty.data_ptr(), shared.k_empty.data_ptr(), shared.v_empty.data_ptr()
 
         tile_full, tile_empty = shared.tile_full.data_ptr(), shared.tile_empty.data_ptr()
         tile_at = shared.tile.get_tensor(cute.make_layout(_TILES))
         if warp_index == 0:
-            for atom in (load_q, load_k, load_v, store_o):
-                cpasync.prefetch_descriptor(atom)
-            with cute.arch.elect_one():
-                for i in cutlass.range_constexpr(t.consumers):
-                    cute.arch.mbarrier_init(q_full + i, 1)
-                    cute.arch.mbarrier_init(q_empty + i, 4)
-                for i in cutlass.range_constexpr(_TILES):
-                    cute.arch.mbarrier_init(tile_full + i, 1)
-                    cute.arch.mbarrier_init(tile_empty + i, t.consumers * 4)
-                for i in cutlass.range_constexpr(t.stages):
-                    cute.arch.mbarrier_init(k_full + i, 1)
-                    cute.arch.mbarrier_init(v_full + i, 1)
-                    # Every warp of the consumers says that it is done with a slot.
-                    cute.arch.mbarrier_init(k_empty + i, t.consumers * 4)
-                    cute.arch.mbarrier_init(v_empty + i, t.consumers * 4)
-            cute.arch.mbarrier_init_fence()
+            warps = t.consumers * 4  # each of which says that it is done with a slot
+            tma.prepare(
+                (load_q, load_k, load_v, store_o),
+                (t.consumers, (q_full, 1), (q_empty, 4)),
+                (_TILES, (tile_full, 1), (tile_empty, warps)),
+                (t.stages, (k_full, 1), (v_full, 1), (k_empty, warps), (v_empty, warps)),
+            )
         cute.arch.sync_threads()
 
         z = SimpleNamespace(sq=sq, sk=sk, hq=hq, group=group, row_tiles=row_tiles, window=window)
@@ -239,7 +216,6 @@ class Forward:
         load_k, mk, sk_, k_full, k_empty = of_k
         load_v, mv, sv_, v_full, v_empty = of_v
         taken, tile_at, tile_full, tile_empty = of_tiles
-        one = cute.make_layout(1)
         row_bytes = t.head * self.dtype.width // 8
         index, turn, done = cute.arch.block_idx()[0], Int32(0), Int32(0)
         while index < z.tiles:
@@ -252,33 +228,24 @@ class Forward:
             gq = cute.local_tile(mq[None, None, head, batch], (ROWS, t.head), (None, 0))
             gk = cute.local_tile(mk[None, None, key_head, batch], (t.keys, t.head), (None, 0))
             gv = cute.local_tile(mv[None, None, key_head, batch], (t.head, t.keys), (0, None))
-            to_q, from_q = cpasync.tma_partition(
-                load_q, 0, one, cute.group_modes(sq_, 0, 2), cute.group_modes(gq, 0, 2)
-            )
-            to_k, from_k = cpasync.tma_partition(
-                load_k, 0, one, cute.group_modes(sk_, 0, 2), cute.group_modes(gk, 0, 2)
-            )
-            to_v, from_v = cpasync.tma_partition(
-                load_v, 0, one, cute.group_modes(sv_, 0, 2), cute.group_modes(gv, 0, 2)
-            )
+            to_q, from_q = tma.partition(load_q, sq_, gq)
+            to_k, from_k = tma.partition(load_k, sk_, gk)
+            to_v, from_v = tma.partition(load_v, sv_, gv)
             for i in cutlass.range_constexpr(t.consumers):
                 if cutlass.const_expr(t.persistent):
                     cute.arch.mbarrier_wait(q_empty + i, turn % 2 ^ 1)
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(q_full + i, ROWS * row_bytes)
+                tma.expect(q_full + i, ROWS * row_bytes)
                 cute.copy(load_q, from_q[None, row_tile * t.consumers + i], to_q[None, i], tma_bar_ptr=q_full + i)
             for j in cutlass.range(blocks + 1, unroll=1):
                 if j < blocks:
                     slot, round_ = (done + j) % t.stages, (done + j) // t.stages
                     cute.arch.mbarrier_wait(k_empty + slot, round_ % 2 ^ 1)
-                    with cute.arch.elect_one():
-                        cute.arch.mbarrier_arrive_and_expect_tx(k_full + slot, t.keys * row_bytes)
+                    tma.expect(k_full + slot, t.keys * row_bytes)
                     cute.copy(load_k, from_k[None, end - 1 - j], to_k[None, slot], tma_bar_ptr=k_full + slot)
                 if j > 0:
                     slot, round_ = (done + j - 1) % t.stages, (done + j - 1) // t.stages
                     cute.arch.mbarrier_wait(v_empty + slot, round_ % 2 ^ 1)
-                    with cute.arch.elect_one():
-                        cute.arch.mbarrier_arrive_and_expect_tx(v_full + slot, t.keys * row_bytes)
+                    tma.expect(v_full + slot, t.keys * row_bytes)
                     cute.copy(load_v, from_v[None, end - j], to_v[None, slot], tma_bar_ptr=v_full + slot)
             done += blocks
             turn += 1
@@ -316,7 +283,7 @@ class Forward:
             begin, whole, partial, end = spans
             blocks = end - begin
             # Keys that this thread's two rows see, as far as its columns go: after ``since``, up to ``last``.
-            at = row_tile * self.rows + who * ROWS + thread // 32 * 16 + thread % 32 // 4 + (z.sk - z.sq)
+            at = row_tile * self.rows + who * ROWS + thread // WARP * 16 + thread % WARP // 4 + (z.sk - z.sq)
             column = thread % 4 * 2
             c = SimpleNamespace()
             if cutlass.const_expr(self.causal):
@@ -343,11 +310,11 @@ class Forward:
                 for j in cutlass.range(plain, blocks, unroll=1):
                     _step(c, j, True)
             if cutlass.const_expr(t.persistent and t.own_output):
-                _release(q_empty + who)
+                tma.release(q_empty + who)
             if cutlass.const_expr(t.overlap):
                 _weigh(c, blocks - 1)
                 warpgroup.wait_group(0)
-                _release(v_empty + (done + blocks - 1) % t.stages)
+                tma.release(v_empty + (done + blocks - 1) % t.stages)
             done += blocks
 
             totals = row_wise.finish(sums)
@@ -372,16 +339,14 @@ class Forward:
             cute.arch.barrier(barrier_id=_OWN + who, number_of_threads=WARPGROUP)
             if warp_index % 4 == 0:
                 go = cute.local_tile(mo[None, None, head, batch], (ROWS, t.head), (None, 0))
-                from_s, to_g = cpasync.tma_partition(
-                    store_o, 0, cute.make_layout(1), cute.group_modes(so, 0, 2), cute.group_modes(go, 0, 2)
-                )
+                from_s, to_g = tma.partition(store_o, so, go)
                 cute.copy(store_o, from_s, to_g[None, row_tile * t.consumers + who])
                 cute.arch.cp_async_bulk_commit_group()
                 if cutlass.const_expr(not t.own_output):
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
             if cutlass.const_expr(t.persistent and not t.own_output):
                 cute.arch.barrier(barrier_id=_OWN + who, number_of_threads=WARPGROUP)
-                _release(q_empty + who)
+                tma.release(q_empty + who)
             turn += 1
             index = _announced(tile_at, tile_full, tile_empty, turn) if t.persistent else z.tiles
         if warp_index % 4 == 0:
@@ -416,7 +381,7 @@ def _announced(tile_at, tile_full, tile_empty, turn):
     cute.arch.mbarrier_wait(tile_full + slot, turn // _TILES % 2)
     index = cute.arch.make_warp_uniform(tile_at[slot])
     cute.arch.sync_warp()
-    _release(tile_empty + slot)
+    tma.release(tile_empty + slot)
     return index
 
 
@@ -442,12 +407,6 @@ def _pass_turn(c):
     """Lets the next warpgroup start its products."""
     if c.tiles.ping_pong:
         cute.arch.barrier_arrive(barrier_id=c.turns[1], number_of_threads=2 * WARPGROUP)
-
-
-def _release(empty):
-    """Gives a slot back to the warp that loads."""
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(empty)
 
 
 def _slot(c, j):
@@ -477,13 +436,13 @@ def _start(c):
     s = _scores(c, Int32(0))
     _pass_turn(c)
     warpgroup.wait_group(0)
-    _release(c.k_empty + _slot(c, Int32(0))[0])
+    tma.release(c.k_empty + _slot(c, Int32(0))[0])
     _exponentials(c, Int32(0), s, True, True)
     row_wise.narrow(s, c.p)
     if not c.tiles.overlap:
         _weigh(c, Int32(0))
         warpgroup.wait_group(0)
-        _release(c.v_empty + _slot(c, Int32(0))[0])
+        tma.release(c.v_empty + _slot(c, Int32(0))[0])
 
 
 def _step(c, j, masked):
@@ -493,19 +452,19 @@ def _step(c, j, masked):
         _weigh(c, j - 1)
         _pass_turn(c)
         warpgroup.wait_group(1)
-        _release(c.k_empty + _slot(c, j)[0])
+        tma.release(c.k_empty + _slot(c, j)[0])
         fades = _exponentials(c, j, s, False, masked)
         warpgroup.wait_group(0)
-        _release(c.v_empty + _slot(c, j - 1)[0])
+        tma.release(c.v_empty + _slot(c, j - 1)[0])
         row_wise.narrow(s, c.p)
         _rescale(c, fades)
     else:
         _pass_turn(c)
         warpgroup.wait_group(0)
-        _release(c.k_empty + _slot(c, j)[0])
+        tma.release(c.k_empty + _slot(c, j)[0])
         fades = _exponentials(c, j, s, False, masked)
         row_wise.narrow(s, c.p)
         _rescale(c, fades)
         _weigh(c, j)
         warpgroup.wait_group(0)
-        _release(c.v_empty + _slot(c, j)[0])
+        tma.release(c.v_empty + _slot(c, j)[0])

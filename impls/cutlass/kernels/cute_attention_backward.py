@@ -21,10 +21,11 @@ from cutlass.utils import LayoutEnum
 from cutlass.utils import hopper_helpers as hopper
 
 from impls.cutlass.cute_attention import BACKWARD_KEYS, ROWS, BackwardTiles, query_blocks
+from impls.cutlass.kernels import cute_attention_operands as operands
 from impls.cutlass.kernels import cute_attention_softmax as row_wise
-from impls.cutlass.kernels.cute_attention_softmax import WARPGROUP
+from impls.cutlass.kernels import cute_tma as tma
+from impls.cutlass.kernels.cute_tma import WARP, WARPGROUP
 
-_WARP = 32
 _CONSUMERS = BACKWARD_KEYS // ROWS
 # Registers of a thread: of the warpgroup that loads, of those that multiply.
 _REGISTERS = (24, 240)
@@ -41,7 +42,7 @@ class Backward:
 
     def __init__(self, tiles: BackwardTiles):
         self.tiles = tiles
-        self.dtype = {"bf16": cutlass.BFloat16, "f16": cutlass.Float16}[tiles.dtype]
+        self.dtype = tma.DTYPES[tiles.dtype]
         self.causal = tiles.mask != "full"
         self.windowed = tiles.mask == "window"
         # With 128 columns each warpgroup computes half of them over all keys; with 64 all of them over its own keys.
@@ -50,8 +51,7 @@ class Backward:
     def examples(self):
         """Arguments to trace with, but for the stream."""
         kinds = [self.dtype] * 8 + [Float32] * 3
-        pointers = [cute.runtime.make_ptr(kind, 16, cute.AddressSpace.gmem, assumed_align=16) for kind in kinds]
-        return [*pointers, *[Int32(1)] * 7, Float32(1.0), Float32(1.0)]
+        return [*tma.pointers(kinds), *[Int32(1)] * 7, Float32(1.0), Float32(1.0)]
 
     @cute.jit
     def __call__(
@@ -90,8 +90,7 @@ class Backward:
         """
         t = self.tiles
         d8 = cute.assume(d, divby=8)
-        queries = cute.make_layout((sq, d8, hq, batch), stride=(hq * d8, 1, d8, sq * hq * d8))
-        keys = cute.make_layout((sk, d8, hkv, batch), stride=(hkv * d8, 1, d8, sk * hkv * d8))
+        queries, keys = operands.by_heads(sq, hq, d8, batch), operands.by_heads(sk, hkv, d8, batch)
         row_tiles = cute.ceil_div(sq, ROWS)
         rows = row_tiles * ROWS * hq * batch
         pairs = cute.make_layout((d // 2, hq, sq, batch), stride=(1, d // 2, hq * (d // 2), sq * hq * (d // 2)))
@@ -99,7 +98,7 @@ class Backward:
         mlse, mdelta = (cute.make_tensor(x, cute.make_layout(rows)) for x in (lse, delta))
         msums = cute.make_tensor(sums, cute.make_layout(rows * t.head))
         self.before(by_pairs[0], by_pairs[1], mdelta, msums, sq, hq, d, row_tiles * ROWS, rows).launch(
-            grid=[cute.ceil_div(rows, 4), 1, 1], block=[4 * _WARP, 1, 1], stream=stream
+            grid=[cute.ceil_div(rows, 4), 1, 1], block=[4 * WARP, 1, 1], stream=stream
         )
 
         major_k, major_n = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
@@ -113,14 +112,13 @@ class Backward:
         q_layout = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, tile, kind, t.stages)
         s_layout = hopper.make_smem_layout_a(LayoutEnum.COL_MAJOR, (ROWS, ROWS, BACKWARD_KEYS), kind, 2)
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        one_k, one_q = (cute.slice_(x, (None, None, 0)) for x in (k_layout, q_layout))
         box = (ROWS, t.head)
-        load_q, mq = cpasync.make_tiled_tma_atom(load, cute.make_tensor(q, queries), one_q, box)
-        load_do, mdo = cpasync.make_tiled_tma_atom(load, cute.make_tensor(do, queries), one_q, box)
-        load_k, mk = cpasync.make_tiled_tma_atom(load, cute.make_tensor(k, keys), one_k, box)
-        load_v, mv = cpasync.make_tiled_tma_atom(load, cute.make_tensor(v, keys), one_k, box)
-        store_dk, mdk = cpasync.make_tiled_tma_atom(store, cute.make_tensor(dk, keys), one_k, box)
-        store_dv, mdv = cpasync.make_tiled_tma_atom(store, cute.make_tensor(dv, keys), one_k, box)
+        load_q, mq = cpasync.make_tiled_tma_atom(load, cute.make_tensor(q, queries), q_layout, box)
+        load_do, mdo = cpasync.make_tiled_tma_atom(load, cute.make_tensor(do, queries), q_layout, box)
+        load_k, mk = cpasync.make_tiled_tma_atom(load, cute.make_tensor(k, keys), k_layout, box)
+        load_v, mv = cpasync.make_tiled_tma_atom(load, cute.make_tensor(v, keys), k_layout, box)
+        store_dk, mdk = cpasync.make_tiled_tma_atom(store, cute.make_tensor(dk, keys), k_layout, box)
+        store_dv, mdv = cpasync.make_tiled_tma_atom(store, cute.make_tensor(dv, keys), k_layout, box)
         key_tiles = cute.ceil_div(sk, BACKWARD_KEYS)
         self.kernel(
             load_q, mq, load_do, mdo, load_k, mk, load_v, mv, store_dk, mdk, store_dv, mdv, mlse, mdelta, msums,
@@ -142,13 +140,13 @@ class Backward:
     ):  # fmt: skip
         """A warp for each row: its sum of O dO, and zeros where its dQ will be added up."""
         thread = cute.arch.thread_idx()[0]
-        lane, row = thread % _WARP, cute.arch.block_idx()[0] * 4 + thread // _WARP
+        lane, row = thread % WARP, cute.arch.block_idx()[0] * 4 + thread // WARP
         if row < rows:
             head, at = row // padded, row % padded
             total = Float32(0.0)
             if at < sq:
-                for i in cutlass.range_constexpr(self.tiles.head // 2 // _WARP):
-                    pair = lane + i * _WARP
+                for i in cutlass.range_constexpr(self.tiles.head // 2 // WARP):
+                    pair = lane + i * WARP
                     if 2 * pair < d:
                         left = row_wise.unpack(mo[pair, head % hq, at, head // hq], self.dtype)
                         right = row_wise.unpack(mdo[pair, head % hq, at, head // hq], self.dtype)
@@ -156,8 +154,8 @@ class Backward:
             total = cute.arch.warp_reduction_sum(total)
             if lane == 0:
                 mdelta[row] = total
-            for i in cutlass.range_constexpr(self.tiles.head // _WARP):
-                msums[row * self.tiles.head + i * _WARP + lane] = Float32(0.0)
+            for i in cutlass.range_constexpr(self.tiles.head // WARP):
+                msums[row * self.tiles.head + i * WARP + lane] = Float32(0.0)
 
     @cute.kernel
     def after(self, mdq: cute.Tensor, msums: cute.Tensor, sq: Int32, d: Int32, row_tiles: Int32, scale: Float32):
@@ -166,7 +164,7 @@ class Backward:
         row_tile, head, batch = cute.arch.block_idx()
         heads = cute.arch.grid_dim()[1]
         first = ((batch * heads + head) * row_tiles + row_tile) * (ROWS * self.tiles.head) + thread * 4
-        row = row_tile * ROWS + thread // _WARP * 16 + thread % _WARP // 4
+        row = row_tile * ROWS + thread // WARP * 16 + thread % WARP // 4
         for i in cutlass.range_constexpr(self.tiles.head // 8):
             pair = i * 4 + thread % 4
             for r in cutlass.range_constexpr(2):
@@ -207,25 +205,21 @@ class Backward:
             s: cute.struct.Align[cute.struct.MemRange[self.dtype, s_size], 1024]
 
         shared = SmemAllocator().allocate(Shared)
-        sk_ = shared.k.get_tensor(k_layout.outer, swizzle=k_layout.inner)
-        sv_ = shared.v.get_tensor(k_layout.outer, swizzle=k_layout.inner)
-        sq_ = shared.q.get_tensor(q_layout.outer, swizzle=q_layout.inner)
-        sdo = shared.do.get_tensor(q_layout.outer, swizzle=q_layout.inner)
-        ss_ = shared.s.get_tensor(s_layout.outer, swizzle=s_layout.inner)
+        sk_ = tma.swizzled(shared.k, k_layout)
+        sv_ = tma.swizzled(shared.v, k_layout)
+        sq_ = tma.swizzled(shared.q, q_layout)
+        sdo = tma.swizzled(shared.do, q_layout)
+        ss_ = tma.swizzled(shared.s, s_layout)
         slse = shared.lse.get_tensor(cute.make_layout((ROWS, t.stages)))
         sdelta = shared.delta.get_tensor(cute.make_layout((ROWS, t.stages)))
         kv_full, q_full = shared.kv_full.data_ptr(), shared.q_full.data_ptr()
         do_full, empty = shared.do_full.data_ptr(), shared.empty.data_ptr()
         if warp_index == 0:
-            for atom in (load_q, load_do, load_k, load_v, store_dk, store_dv):
-                cpasync.prefetch_descriptor(atom)
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_init(kv_full, 1)
-                for i in cutlass.range_constexpr(t.stages):
-                    cute.arch.mbarrier_init(q_full + i, 1)
-                    cute.arch.mbarrier_init(do_full + i, 1)
-                    cute.arch.mbarrier_init(empty + i, _CONSUMERS * 4)
-            cute.arch.mbarrier_init_fence()
+            tma.prepare(
+                (load_q, load_do, load_k, load_v, store_dk, store_dv),
+                (1, (kv_full, 1)),
+                (t.stages, (q_full, 1), (do_full, 1), (empty, _CONSUMERS * 4)),
+            )
         cute.arch.sync_threads()
 
         key_head, key_tile, batch = cute.arch.block_idx()
@@ -259,14 +253,12 @@ class Backward:
     ):  # fmt: skip
         """One warp: K and V once; Q with its logarithms and dO with its sums of every block of queries."""
         t = self.tiles
-        one = cute.make_layout(1)
         tile_bytes = ROWS * t.head * self.dtype.width // 8
         vector_bytes = ROWS * Float32.width // 8
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(kv_full, 2 * _CONSUMERS * tile_bytes)
+        tma.expect(kv_full, 2 * _CONSUMERS * tile_bytes)
         for atom, source, into in (of_k, of_v):
             tiles = cute.local_tile(source[None, None, key_head, batch], (ROWS, t.head), (None, 0))
-            to, from_ = cpasync.tma_partition(atom, 0, one, cute.group_modes(into, 0, 2), cute.group_modes(tiles, 0, 2))
+            to, from_ = tma.partition(atom, into, tiles)
             for i in cutlass.range_constexpr(_CONSUMERS):
                 cute.copy(atom, from_[None, key_tile * _CONSUMERS + i], to[None, i], tma_bar_ptr=kv_full)
         load_q, mq, sq_, mlse, slse, q_full = of_q
@@ -276,12 +268,8 @@ class Backward:
             head = key_head * group + g
             gq = cute.local_tile(mq[None, None, head, batch], (ROWS, t.head), (None, 0))
             gdo = cute.local_tile(mdo[None, None, head, batch], (ROWS, t.head), (None, 0))
-            to_q, from_q = cpasync.tma_partition(
-                load_q, 0, one, cute.group_modes(sq_, 0, 2), cute.group_modes(gq, 0, 2)
-            )
-            to_do, from_do = cpasync.tma_partition(
-                load_do, 0, one, cute.group_modes(sdo, 0, 2), cute.group_modes(gdo, 0, 2)
-            )
+            to_q, from_q = tma.partition(load_q, sq_, gq)
+            to_do, from_do = tma.partition(load_do, sdo, gdo)
             first = (batch * hq + head) * row_tiles
             for i in cutlass.range(begin, end, unroll=1):
                 slot = step % t.stages
@@ -352,7 +340,7 @@ class Backward:
         c.q_full, c.do_full, c.empty = q_full, do_full, empty
         c.column = thread % 4 * 2
         # This thread's keys, as the first query that sees each; with a window, the first one that does not any more.
-        key = key_tile * BACKWARD_KEYS + who * ROWS + thread // _WARP * 16 + thread % _WARP // 4
+        key = key_tile * BACKWARD_KEYS + who * ROWS + thread // WARP * 16 + thread % WARP // 4
         if cutlass.const_expr(self.causal):
             c.since = [i - shift - c.column for i in (key, key + 8)]
         else:  # all see it that is there
@@ -391,13 +379,7 @@ class Backward:
         if warp_index % 4 == 0:
             for store, out, room in ((*of_dk, sk_), (*of_dv, sv_)):
                 tiles = cute.local_tile(out[None, None, key_head, batch], (ROWS, t.head), (None, 0))
-                from_s, to_g = cpasync.tma_partition(
-                    store,
-                    0,
-                    cute.make_layout(1),
-                    cute.group_modes(room[None, None, who], 0, 2),
-                    cute.group_modes(tiles, 0, 2),
-                )
+                from_s, to_g = tma.partition(store, room[None, None, who], tiles)
                 cute.copy(store, from_s, to_g[None, key_tile * _CONSUMERS + who])
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -456,8 +438,7 @@ def _step(c, step, block, first, masked):
     warpgroup.wait_group(0)
     # Every thread has read its logarithms and sums.
     cute.arch.sync_warp()
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(c.empty + slot)
+    tma.release(c.empty + slot)
 
 
 def _bring(source: cute.Pointer, into: cute.Pointer, size: int, full: cute.Pointer) -> None:

@@ -11,7 +11,6 @@ import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-WARPGROUP = 128
 # Rows of a thread, and threads that share a row.
 _HELD = 2
 _SHARING = 4

@@ -18,14 +18,13 @@ import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
-from cutlass.utils import LayoutEnum
-from cutlass.utils import hopper_helpers as hopper
 
 from impls.cutlass.cute_attention import ROWS, DecodeTiles
+from impls.cutlass.kernels import cute_attention_operands as operands
 from impls.cutlass.kernels import cute_attention_softmax as row_wise
-from impls.cutlass.kernels.cute_attention_softmax import WARPGROUP
+from impls.cutlass.kernels import cute_tma as tma
+from impls.cutlass.kernels.cute_tma import WARP, WARPGROUP
 
-_WARP = 32
 # Threads of a CTA of the second kernel.
 _COMBINING = 512
 
@@ -35,15 +34,14 @@ class Decode:
 
     def __init__(self, tiles: DecodeTiles):
         self.tiles = tiles
-        self.dtype = {"bf16": cutlass.BFloat16, "f16": cutlass.Float16}[tiles.dtype]
+        self.dtype = tma.DTYPES[tiles.dtype]
         # Threads of the second kernel that go through the shares of the same two columns in turns.
         self.takers = _COMBINING // (tiles.head // 2)
 
     def examples(self):
         """Arguments to trace with, but for the stream."""
         kinds = [self.dtype] * 4 + [Float32]
-        pointers = [cute.runtime.make_ptr(kind, 16, cute.AddressSpace.gmem, assumed_align=16) for kind in kinds]
-        return [*pointers, *[Int32(1)] * 7, Float32(1.0)]
+        return [*tma.pointers(kinds), *[Int32(1)] * 7, Float32(1.0)]
 
     @cute.jit
     def __call__(
@@ -74,25 +72,13 @@ class Decode:
         t = self.tiles
         d8 = cute.assume(d, divby=8)
         queries = cute.make_layout((hq, d8, batch), stride=(d8, 1, hq * d8))
-        keys = cute.make_layout((sk, d8, hkv, batch), stride=(hkv * d8, 1, d8, sk * hkv * d8))
-        values = cute.make_layout((d8, sk, hkv, batch), stride=(1, hkv * d8, d8, sk * hkv * d8))
-        mq, mk, mv = (cute.make_tensor(x, y) for x, y in ((q, queries), (k, keys), (v, values)))
-        score_tile, value_tile = (ROWS, t.keys, t.head), (ROWS, t.head, t.keys)
-        major_k, major_n = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
-        mma_qk = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, major_k, major_k, Float32, (1, 1, 1), (ROWS, t.keys)
-        )
-        mma_pv = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, major_k, major_n, Float32, (1, 1, 1), (ROWS, t.head), warpgroup.OperandSource.RMEM
-        )
-        q_layout = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, score_tile, self.dtype, 1)
-        k_layout = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, score_tile, self.dtype, t.stages)
-        v_layout = hopper.make_smem_layout_b(LayoutEnum.COL_MAJOR, value_tile, self.dtype, t.stages)
+        keys = operands.by_heads(sk, hkv, d8, batch)
+        mq, mk, mv = (cute.make_tensor(x, y) for x, y in ((q, queries), (k, keys), (v, operands.turned(keys))))
+        mma_qk, mma_pv, q_layout, k_layout, v_layout = operands.products(self.dtype, t, 1)
         load = cpasync.CopyBulkTensorTileG2SOp()
-        one_q, one_k, one_v = (cute.slice_(x, (None, None, 0)) for x in (q_layout, k_layout, v_layout))
-        load_q, mq = cpasync.make_tiled_tma_atom(load, mq, one_q, (ROWS, t.head))
-        load_k, mk = cpasync.make_tiled_tma_atom(load, mk, one_k, (t.keys, t.head))
-        load_v, mv = cpasync.make_tiled_tma_atom(load, mv, one_v, (t.head, t.keys))
+        load_q, mq = cpasync.make_tiled_tma_atom(load, mq, q_layout, (ROWS, t.head))
+        load_k, mk = cpasync.make_tiled_tma_atom(load, mk, k_layout, (t.keys, t.head))
+        load_v, mv = cpasync.make_tiled_tma_atom(load, mv, v_layout, (t.head, t.keys))
 
         # O and the parts, two columns at a time.
         rows_of_all = batch * hq
@@ -110,7 +96,7 @@ class Decode:
             sk, hq, hkv, d, window, splits, row_tiles, scale, q_layout, k_layout, v_layout, mma_qk, mma_pv,
         ).launch(
             grid=[splits, hkv * row_tiles, batch],
-            block=[WARPGROUP + _WARP, 1, 1],
+            block=[WARPGROUP + WARP, 1, 1],
             stream=stream,
         )  # fmt: skip
         if cutlass.const_expr(t.split):
@@ -146,22 +132,18 @@ class Decode:
             v: cute.struct.Align[cute.struct.MemRange[self.dtype, v_size], 1024]
 
         shared = SmemAllocator().allocate(Shared)
-        sq_ = shared.q.get_tensor(q_layout.outer, swizzle=q_layout.inner)
-        sk_ = shared.k.get_tensor(k_layout.outer, swizzle=k_layout.inner)
-        sv_ = shared.v.get_tensor(v_layout.outer, swizzle=v_layout.inner)
+        sq_ = tma.swizzled(shared.q, q_layout)
+        sk_ = tma.swizzled(shared.k, k_layout)
+        sv_ = tma.swizzled(shared.v, v_layout)
         q_full, k_full, v_full = shared.q_full.data_ptr(), shared.k_full.data_ptr(), shared.v_full.data_ptr()
         k_empty, v_empty = shared.k_empty.data_ptr(), shared.v_empty.data_ptr()
         if warp_index == 0:
-            for atom in (load_q, load_k, load_v):
-                cpasync.prefetch_descriptor(atom)
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_init(q_full, 1)
-                for i in cutlass.range_constexpr(t.stages):
-                    cute.arch.mbarrier_init(k_full + i, 1)
-                    cute.arch.mbarrier_init(v_full + i, 1)
-                    cute.arch.mbarrier_init(k_empty + i, WARPGROUP // _WARP)
-                    cute.arch.mbarrier_init(v_empty + i, WARPGROUP // _WARP)
-            cute.arch.mbarrier_init_fence()
+            warps = WARPGROUP // WARP
+            tma.prepare(
+                (load_q, load_k, load_v),
+                (1, (q_full, 1)),
+                (t.stages, (k_full, 1), (v_full, 1), (k_empty, warps), (v_empty, warps)),
+            )
         cute.arch.sync_threads()
 
         if cutlass.const_expr(t.split):
@@ -183,33 +165,23 @@ class Decode:
         if split < all_blocks % splits:
             blocks += 1
 
-        if warp_index == WARPGROUP // _WARP:
-            one = cute.make_layout(1)
+        if warp_index == WARPGROUP // WARP:
             gq = cute.local_tile(cute.domain_offset((first_head, 0), mq[None, None, batch]), (ROWS, t.head), (None, 0))
             gk = cute.local_tile(mk[None, None, key_head, batch], (t.keys, t.head), (None, 0))
             gv = cute.local_tile(mv[None, None, key_head, batch], (t.head, t.keys), (0, None))
-            to_q, from_q = cpasync.tma_partition(
-                load_q, 0, one, cute.group_modes(sq_, 0, 2), cute.group_modes(gq, 0, 2)
-            )
-            to_k, from_k = cpasync.tma_partition(
-                load_k, 0, one, cute.group_modes(sk_, 0, 2), cute.group_modes(gk, 0, 2)
-            )
-            to_v, from_v = cpasync.tma_partition(
-                load_v, 0, one, cute.group_modes(sv_, 0, 2), cute.group_modes(gv, 0, 2)
-            )
+            to_q, from_q = tma.partition(load_q, sq_, gq)
+            to_k, from_k = tma.partition(load_k, sk_, gk)
+            to_v, from_v = tma.partition(load_v, sv_, gv)
             row_bytes = t.head * self.dtype.width // 8
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(q_full, ROWS * row_bytes)
+            tma.expect(q_full, ROWS * row_bytes)
             cute.copy(load_q, from_q[None, 0], to_q[None, 0], tma_bar_ptr=q_full)
             for j in cutlass.range(blocks, unroll=1):
                 slot, phase = j % t.stages, j // t.stages % 2 ^ 1
                 cute.arch.mbarrier_wait(k_empty + slot, phase)
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(k_full + slot, t.keys * row_bytes)
+                tma.expect(k_full + slot, t.keys * row_bytes)
                 cute.copy(load_k, from_k[None, begin + j], to_k[None, slot], tma_bar_ptr=k_full + slot)
                 cute.arch.mbarrier_wait(v_empty + slot, phase)
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(v_full + slot, t.keys * row_bytes)
+                tma.expect(v_full + slot, t.keys * row_bytes)
                 cute.copy(load_v, from_v[None, begin + j], to_v[None, slot], tma_bar_ptr=v_full + slot)
         else:
             thread = cute.arch.thread_idx()[0]
@@ -239,7 +211,7 @@ class Decode:
             totals = row_wise.finish(sums)
             mine = row_wise.by_rows(o)
             for r in cutlass.range_constexpr(2):
-                row = thread // _WARP * 16 + thread % _WARP // 4 + 8 * r
+                row = thread // WARP * 16 + thread % WARP // 4 + 8 * r
                 at = batch * hq + first_head + row
                 if row < rows:
                     if cutlass.const_expr(t.split):
@@ -272,7 +244,7 @@ class Decode:
         )
         cute.arch.griddepcontrol_wait()
         most = -Float32.inf
-        for i in cutlass.range(cute.arch.lane_idx(), splits, _WARP, unroll=1):
+        for i in cutlass.range(cute.arch.lane_idx(), splits, WARP, unroll=1):
             most = cute.arch.fmax(most, ml[0, row, i])
         most = cute.arch.warp_reduction_max(most)
         total, left, right = Float32(0.0), Float32(0.0), Float32(0.0)
@@ -301,7 +273,7 @@ def _step(c, j, first, masked):
     cute.arch.mbarrier_wait(c.k_full + slot, phase)
     row_wise.multiply(c.mma_qk, s, c.q, c.k[None, None, None, slot], True)
     warpgroup.wait_group(0)
-    _release(c.k_empty + slot)
+    tma.release(c.k_empty + slot)
     if masked:
         key = c.first + j * c.tiles.keys
         row_wise.hide(s, [c.last - key] * 2, [c.since - key] * 2, c.tiles.windowed)
@@ -313,10 +285,4 @@ def _step(c, j, first, masked):
     cute.arch.mbarrier_wait(c.v_full + slot, phase)
     row_wise.multiply(c.mma_pv, c.o, c.p, c.v[None, None, None, slot], False)
     warpgroup.wait_group(0)
-    _release(c.v_empty + slot)
-
-
-def _release(empty):
-    """Gives a slot back to the warp that loads."""
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(empty)
+    tma.release(c.v_empty + slot)

@@ -25,14 +25,9 @@ from cutlass.utils import LayoutEnum
 from cutlass.utils import hopper_helpers as hopper
 
 from impls.cutlass.cute_gemm_tiles import ROWS, GemmTiles, place
+from impls.cutlass.kernels import cute_tma as tma
+from impls.cutlass.kernels.cute_tma import WARP, WARPGROUP
 
-WARPGROUP = 128
-_DTYPES = {
-    "bf16": cutlass.BFloat16,
-    "f16": cutlass.Float16,
-    "f8e4m3": cutlass.Float8E4M3FN,
-    "f32": cutlass.Float32,
-}
 # Named barriers: 0 is the CTA's, then each consumer's turn, then each consumer's own.
 _TURN = 1
 _OWN = 4
@@ -44,7 +39,7 @@ class Gemm:
 
     def __init__(self, tiles: GemmTiles):
         self.tiles = tiles
-        self.dtype, self.out = _DTYPES[tiles.dtype], _DTYPES[tiles.out]
+        self.dtype, self.out = tma.DTYPES[tiles.dtype], tma.DTYPES[tiles.out]
 
     def examples(self):
         """Arguments to trace with, but for the stream."""
@@ -54,8 +49,7 @@ class Gemm:
             Int32 if self.tiles.grouped else self.out,
             self.out,
         )
-        pointers = [cute.runtime.make_ptr(kind, 16, cute.AddressSpace.gmem, assumed_align=16) for kind in kinds]
-        return [*pointers, *[Int32(1)] * 7]
+        return [*tma.pointers(kinds), *[Int32(1)] * 7]
 
     @cute.jit
     def __call__(
@@ -112,40 +106,20 @@ class Gemm:
 
         tile = (t.bm, t.bn, t.bk)
         by_k, by_mn = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
-        mma = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, by_k if a_by_k else by_mn, by_k if b_by_k else by_mn, Float32, (1, 1, 1),
-            (ROWS, t.instruction_n),
-        )  # fmt: skip
-        panel_mma = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, by_k if a_by_k else by_mn, by_k if b_by_k else by_mn, Float32, (1, 1, 1),
-            (ROWS, t.panel),
-        )  # fmt: skip
+        majors = (by_k if a_by_k else by_mn, by_k if b_by_k else by_mn)
+        mma, panel_mma = (
+            hopper.make_trivial_tiled_mma(self.dtype, self.dtype, *majors, Float32, (1, 1, 1), (ROWS, width))
+            for width in (t.instruction_n, t.panel)
+        )
         row, column = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
         a_layout = hopper.make_smem_layout_a(row if a_by_k else column, tile, self.dtype, t.stages)
         b_layout = hopper.make_smem_layout_b(column if not b_by_k else row, tile, self.dtype, t.stages)
         d_smem = hopper.make_smem_layout_epi(
             self.out, row if d_by_n else column, (ROWS, t.panel), t.consumers * t.out_slots
         )
-        one_a, one_b, one_d = (cute.slice_(x, (None, None, 0)) for x in (a_layout, b_layout, d_smem))
-        shared, alone = (
-            cpasync.CopyBulkTensorTileG2SMulticastOp(),
-            cpasync.CopyBulkTensorTileG2SOp(),
-        )
-        load_a, ma = cpasync.make_tiled_tma_atom(
-            shared if t.cluster_n > 1 else alone,
-            ma,
-            one_a,
-            (t.bm, t.bk),
-            num_multicast=t.cluster_n,
-        )
-        load_b, mb = cpasync.make_tiled_tma_atom(
-            shared if t.cluster_m > 1 else alone,
-            mb,
-            one_b,
-            (t.bn, t.bk),
-            num_multicast=t.cluster_m,
-        )
-        store, md = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), md, one_d, (ROWS, t.panel))
+        load_a, ma = self.loading(ma, a_layout, (t.bm, t.bk), t.cluster_n)
+        load_b, mb = self.loading(mb, b_layout, (t.bn, t.bk), t.cluster_m)
+        store, md = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), md, d_smem, (ROWS, t.panel))
         self.kernel(
             load_a, ma, load_b, mb, store, md, plain, added, m, n, k, batch, raster, band,
             a_layout, b_layout, d_smem, mma, panel_mma,
@@ -156,6 +130,11 @@ class Gemm:
             stream=stream,
             min_blocks_per_mp=1,
         )  # fmt: skip
+
+    def loading(self, matrix, layout, box, sharers):
+        """A load by TMA of boxes of a matrix, which as many CTAs of a cluster share, and the matrix as it sees it."""
+        kind = cpasync.CopyBulkTensorTileG2SMulticastOp if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp
+        return cpasync.make_tiled_tma_atom(kind(), matrix, layout, box, num_multicast=sharers)
 
     @cute.kernel
     def kernel(
@@ -181,21 +160,15 @@ class Gemm:
             d: cute.struct.Align[cute.struct.MemRange[self.out, d_size], 1024]
 
         shared = SmemAllocator().allocate(Shared)
-        sa = shared.a.get_tensor(a_layout.outer, swizzle=a_layout.inner)
-        sb = shared.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
-        sd = shared.d.get_tensor(d_layout.outer, swizzle=d_layout.inner)
+        sa = tma.swizzled(shared.a, a_layout)
+        sb = tma.swizzled(shared.b, b_layout)
+        sd = tma.swizzled(shared.d, d_layout)
         full, empty = shared.full.data_ptr(), shared.empty.data_ptr()
         ctas = t.cluster_m * t.cluster_n
         if warp_index == 0:
-            for atom in (load_a, load_b, store):
-                cpasync.prefetch_descriptor(atom)
-            with cute.arch.elect_one():
-                for i in cutlass.range_constexpr(t.stages):
-                    cute.arch.mbarrier_init(full + i, 1)
-                    # Every warp that multiplies, of every CTA that this one's shares go to or that shares with it.
-                    sharers = t.cluster_m + t.cluster_n - 1
-                    cute.arch.mbarrier_init(empty + i, t.consumers // t.tiles_under_way * 4 * sharers)
-            cute.arch.mbarrier_init_fence()
+            # Every warp that multiplies, of every CTA that this one's shares go to or that shares with it.
+            warps = t.consumers // t.tiles_under_way * 4 * (t.cluster_m + t.cluster_n - 1)
+            tma.prepare((load_a, load_b, store), (t.stages, (full, 1), (empty, warps)))
         if cutlass.const_expr(ctas > 1):
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
@@ -311,54 +284,14 @@ class Gemm:
             in_a = cute.domain_offset((first, 0), ma[None, None, 0]) if t.grouped else ma[None, None, entry]
             ga = cute.local_tile(in_a, (t.bm, t.bk), (i * cm + at_m, None))
             gb = cute.local_tile(mb[None, None, entry], (t.bn, t.bk), (j * cn + at_n, None))
-            to_a, from_a = cpasync.tma_partition(
-                load_a,
-                at_n,
-                cute.make_layout(cn),
-                cute.group_modes(sa, 0, 2),
-                cute.group_modes(ga, 0, 2),
-            )
-            to_b, from_b = cpasync.tma_partition(
-                load_b,
-                at_m,
-                cute.make_layout(cm),
-                cute.group_modes(sb, 0, 2),
-                cute.group_modes(gb, 0, 2),
-            )
+            to_a, from_a = tma.partition(load_a, sa, ga, at_n, cn)
+            to_b, from_b = tma.partition(load_b, sb, gb, at_m, cm)
             for block in cutlass.range(blocks, unroll=1):
                 cute.arch.mbarrier_wait(empty + slot, phase)
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(full + slot, slot_bytes)
-                if cutlass.const_expr(cn > 1):
-                    cute.copy(
-                        load_a,
-                        from_a[None, block],
-                        to_a[None, slot],
-                        tma_bar_ptr=full + slot,
-                        mcast_mask=mask_a,
-                    )
-                else:
-                    cute.copy(
-                        load_a,
-                        from_a[None, block],
-                        to_a[None, slot],
-                        tma_bar_ptr=full + slot,
-                    )
-                if cutlass.const_expr(cm > 1):
-                    cute.copy(
-                        load_b,
-                        from_b[None, block],
-                        to_b[None, slot],
-                        tma_bar_ptr=full + slot,
-                        mcast_mask=mask_b,
-                    )
-                else:
-                    cute.copy(
-                        load_b,
-                        from_b[None, block],
-                        to_b[None, slot],
-                        tma_bar_ptr=full + slot,
-                    )
+                tma.expect(full + slot, slot_bytes)
+                # Masks are read where a load goes to several CTAs.
+                cute.copy(load_a, from_a[None, block], to_a[None, slot], tma_bar_ptr=full + slot, mcast_mask=mask_a)
+                cute.copy(load_b, from_b[None, block], to_b[None, slot], tma_bar_ptr=full + slot, mcast_mask=mask_b)
                 slot += 1
                 if slot == t.stages:
                     slot = Int32(0)
@@ -466,19 +399,13 @@ class Gemm:
             # Epilogue: panels of 64 rows, some at a time, through slots that the last ones but one have left.
             in_d = cute.domain_offset((first, 0), md[None, None, 0]) if t.grouped else md[None, None, entry]
             gd = cute.local_tile(in_d, (ROWS, t.panel), (None, None))
-            from_d, to_d = cpasync.tma_partition(
-                store,
-                0,
-                cute.make_layout(1),
-                cute.group_modes(sd, 0, 2),
-                cute.group_modes(gd, 0, 2),
-            )
+            from_d, to_d = tma.partition(store, sd, gd)
             tile_row, tile_column = i * cm + at_m, j * cn + at_n
             across = t.bn // t.panel
             starts = list(range(0, across, t.panels))
             for s in cutlass.range_constexpr(slabs):
                 slab = tile_row * (t.bm // ROWS) + first_slab + s
-                row = slab * ROWS + thread // 32 * 16 + thread % 32 // 4
+                row = slab * ROWS + thread // WARP * 16 + thread % WARP // 4
                 whole = not t.grouped or slab * ROWS + ROWS <= rows
                 for turn in cutlass.range_constexpr(len(starts)):
                     there = range(starts[turn], min(starts[turn] + t.panels, across))

@@ -38,8 +38,10 @@ _SOURCES = (
     "cute_attention.py",
     "kernels/cute_attention.py",
     "kernels/cute_attention_backward.py",
+    "kernels/cute_attention_operands.py",
     "kernels/cute_attention_softmax.py",
     "kernels/cute_decode.py",
+    "kernels/cute_tma.py",
 )
 
 Argument = ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float
