@@ -20,10 +20,8 @@ from dataclasses import dataclass
 from benchmarks.engine import cases as case_files
 from benchmarks.engine.session import ROOT
 from impls import registry
-from impls.contract import Device
+from impls.support.h200 import H200
 from impls.workloads.base import Case, parse_case
-
-H200 = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks import tuning
 from impls.contract import Device
+from impls.support.h200 import H200
 from impls.workloads.base import parse_case
 
-HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
 CASE = parse_case("gemm:64x64x64:bf16")
 
 
@@ -42,7 +42,7 @@ class Kernel:
 class Bench:
     """Times given by size, the first look 1 us off so that the order changes; size 7 computes something else."""
 
-    device = HOPPER
+    device = H200
 
     def __init__(self, times: dict[int, float]) -> None:
         self.times = times
@@ -109,19 +109,19 @@ def test_stops_when_time_is_up() -> None:
 def test_file_keeps_other_cases_and_drops_other_versions(tmp_path: Path) -> None:
     file = tmp_path / "tuned" / "h200.json"
     for case in ("gemm:2x2x2:bf16", "gemm:1x1x1:bf16"):
-        tuning.keep(file, HOPPER, {"lib": "1"}, "mine.kernel", case, {"time_us": 1.0})
-    tuning.keep(file, HOPPER, {"lib": "1"}, "mine.kernel", "gemm:2x2x2:bf16", {"time_us": 2.0})
+        tuning.keep(file, H200, {"lib": "1"}, "mine.kernel", case, {"time_us": 1.0})
+    tuning.keep(file, H200, {"lib": "1"}, "mine.kernel", "gemm:2x2x2:bf16", {"time_us": 2.0})
     kept = json.loads(file.read_text())
     assert kept["device"] == "NVIDIA H200"
     one, other = {"time_us": 1.0}, {"time_us": 2.0}
     assert kept["choices"] == {"mine.kernel": {"gemm:1x1x1:bf16": one, "gemm:2x2x2:bf16": other}}
-    tuning.keep(file, HOPPER, {"lib": "2"}, "mine.kernel", "gemm:3x3x3:bf16", {"time_us": 3.0})
+    tuning.keep(file, H200, {"lib": "2"}, "mine.kernel", "gemm:3x3x3:bf16", {"time_us": 3.0})
     assert list(json.loads(file.read_text())["choices"]["mine.kernel"]) == ["gemm:3x3x3:bf16"]
 
 
 def test_jobs_are_what_the_stack_takes_and_the_baseline_computes() -> None:
     cases = [parse_case(c) for c in ("gemm:64x64x64:bf16", "gemm:64x64x64:f8e4m3", "gemm:g3+5x64x64:bf16")]
-    found = {(j.implementation.name, j.case.id): j for j in tuning.jobs("triton", cases, HOPPER)}
+    found = {(j.implementation.name, j.case.id): j for j in tuning.jobs("triton", cases, H200)}
     names = {name for name, case in found if case == "gemm:64x64x64:bf16"}
     assert {"triton.tiled", "triton.persistent_tma"} <= names
     assert "triton.grouped" not in names
@@ -131,7 +131,7 @@ def test_jobs_are_what_the_stack_takes_and_the_baseline_computes() -> None:
 
 
 def test_draws_the_same_candidates_every_time() -> None:
-    one, again = (tuning.jobs("triton", [CASE], HOPPER, ["triton.tiled"], 3)[0].candidates for _ in range(2))
+    one, again = (tuning.jobs("triton", [CASE], H200, ["triton.tiled"], 3)[0].candidates for _ in range(2))
     assert one == again
     assert len(one) == 3
 

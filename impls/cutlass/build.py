@@ -28,6 +28,7 @@ from impls.cutlass import cpp_choices
 from impls.cutlass.cpp_choices import Kernel
 from impls.cutlass.kernels.cpp_source import source
 from impls.support import tuned
+from impls.support.h200 import H200
 from impls.workloads.base import parse_case
 
 #: The version that the sources are written for; part of every library's name.
@@ -209,7 +210,7 @@ def main() -> None:
     """Compile, with a line for each library."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", nargs="*", help="cases in place of those that were tuned")
-    parser.add_argument("--device", default="NVIDIA H200", help="whose tuned choices (default NVIDIA H200)")
+    parser.add_argument("--device", default=H200.name, help="whose tuned choices (default %(default)s)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at a time")
     arguments = parser.parse_args()
     from impls.contract import Device

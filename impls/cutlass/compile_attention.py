@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from impls.contract import Device
 from impls.cutlass.cute_attention import Cute, CuteNoPingPong
+from impls.support.h200 import H200
 from impls.workloads.attention import Attention
 from impls.workloads.base import parse_case
 
@@ -19,14 +19,13 @@ def main() -> int:
     """Compile for every case; the number of cases that both implementations refuse, at most 100."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", nargs="+", help="case ids")
-    device = Device("cuda", "NVIDIA H200", "sm_90", 1, 0)
     refused = 0
     for case in map(parse_case, parser.parse_args().case):
         taken = False
         for implementation in (Cute(), CuteNoPingPong()):
             if not isinstance(case, Attention):
                 print(f"{case.id} is no attention", flush=True)
-            elif (why := implementation.refuses(case, device)) is not None:
+            elif (why := implementation.refuses(case, H200)) is not None:
                 print(f"{case.id}: {implementation.name}: {why}", flush=True)
             else:
                 taken = True

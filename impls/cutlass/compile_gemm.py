@@ -10,8 +10,8 @@ import argparse
 import sys
 import time
 
-from impls.contract import Device
 from impls.cutlass.cute_gemm import Cute, CuteNoCluster, choose
+from impls.support.h200 import H200
 from impls.workloads.base import parse_case
 from impls.workloads.gemm import Gemm
 
@@ -22,21 +22,20 @@ def main() -> int:
     parser.add_argument("--candidates", action="store_true", help="all that tuning would try")
     parser.add_argument("case", nargs="+", help="case ids")
     arguments = parser.parse_args()
-    device = Device("cuda", "NVIDIA H200", "sm_90", 1, 0)
     refused = 0
     for case in map(parse_case, arguments.case):
-        why = Cute().refuses(case, device) if isinstance(case, Gemm) else "It is no GEMM."
+        why = Cute().refuses(case, H200) if isinstance(case, Gemm) else "It is no GEMM."
         if why is not None:
             refused += 1
             print(f"{case.id}: {why}", flush=True)
             continue
         assert isinstance(case, Gemm)
-        chosen, _ = choose(case, device.name)
+        chosen, _ = choose(case, H200.name)
         choices = [one.variant(chosen) for one in (Cute(), CuteNoCluster())]
         if arguments.candidates:
             choices += Cute().space(case)
         begin = time.monotonic()
-        libraries = {Cute().compile_ahead(case, choice, device.arch): None for choice in choices}
+        libraries = {Cute().compile_ahead(case, choice, H200.arch): None for choice in choices}
         print(f"{case.id}: {len(libraries)} libraries, {time.monotonic() - begin:.0f} s", flush=True)
     return min(refused, 100)
 

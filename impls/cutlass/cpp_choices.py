@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from impls.support import tuned
+from impls.support.h200 import MULTIPROCESSORS
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
@@ -23,7 +24,6 @@ _STACK = Path(__file__).parent
 NAME = "cutlass.cpp"
 # Doublings of sizes, in all, beyond which a tuned case says nothing of another.
 _FAR = 6.0
-_MULTIPROCESSORS = 132
 # Operand types as the instruction names them (PTX ISA, wgmma.mma_async).
 _INSTRUCTION_DTYPE = {"tf32": "tf32", "f16": "f16", "bf16": "bf16", "f8e4m3": "e4m3", "i8": "s8"}
 # Accumulators of a consumer thread, at most: of the registers that CUTLASS deals out (setmaxnreg 240 with two consumer
@@ -227,7 +227,7 @@ def rule(case: Gemm) -> Choice:
         return Choice(64, columns, 2 * line, schedule="pingpong", swapped=True)
     swapped = _must_swap(case)
     large = Choice(128, 256, line, 2, 1, swapped=swapped, swizzle=4)
-    if case.groups is None and case.dtype != "tf32" and fits(case, large) and tiles(case, large) >= _MULTIPROCESSORS:
+    if case.groups is None and case.dtype != "tf32" and fits(case, large) and tiles(case, large) >= MULTIPROCESSORS:
         return large
     small = Choice(128, 128, line, schedule="pingpong", swapped=swapped)
     # An epilogue of its own length is worth hiding.
@@ -288,7 +288,7 @@ def partial_bytes(case: Gemm, choice: Choice) -> int:
     if not choice.stream_k:
         return 0
     waiting = tiles(case, choice)
-    return (waiting if choice.splits else min(waiting, 2 * _MULTIPROCESSORS)) * choice.m * choice.n * 4
+    return (waiting if choice.splits else min(waiting, 2 * MULTIPROCESSORS)) * choice.m * choice.n * 4
 
 
 def described(case: Gemm, choice: Choice, facts: Mapping[str, Any]) -> dict[str, Any]:

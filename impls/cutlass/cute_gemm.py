@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 from impls.contract import Device, Implementation, Program
 from impls.cutlass.cute_gemm_tiles import ROWS, SHARED_BYTES, GemmTiles
 from impls.support import tuned
+from impls.support.h200 import MULTIPROCESSORS
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
 _STACK = Path(__file__).parent
-_H200_MULTIPROCESSORS = 132
 # Registers of a thread that sums may take, of 240; the rest hold addresses and the epilogue.
 _MOST_ACCUMULATORS = 208
 # What a multiprocessor of an H200 multiplies in a clock in 16 bits (docs/h200.md), and the bytes that reach its shared
@@ -305,7 +305,7 @@ def _shapes(case: Gemm) -> list[Choice]:
     """The tiles that a case of many rows may take."""
     found = []
     shapes = _PROMOTED if case.dtype == "f8e4m3" and case.acc == "f32" else _SHAPES
-    if case.m * case.n * case.batch <= 128 * 256 * _H200_MULTIPROCESSORS:
+    if case.m * case.n * case.batch <= 128 * 256 * MULTIPROCESSORS:
         shapes += _SMALL_SHAPES
     for shape in shapes:
         one = Choice(*shape)
@@ -329,7 +329,7 @@ def _promising(case: Gemm) -> list[Choice]:
 def _clocks(case: Gemm, choice: Choice) -> float:
     """Clocks of an H200 for 128 bytes along K, over all waves of tiles: those of the products or of what is loaded."""
     there = clusters(case, choice, 2**31)
-    waves = math.ceil(there / (_H200_MULTIPROCESSORS // (choice.cluster_m * choice.cluster_n)))
+    waves = math.ceil(there / (MULTIPROCESSORS // (choice.cluster_m * choice.cluster_n)))
     # A step has twice as many elements of 8 bits, of which twice as many are multiplied in a clock.
     multiplied = choice.bm * choice.bn * 64 / _PRODUCTS
     loaded = 128 * (choice.bm + choice.bn) / _BYTES  # multicast spares L2, not this

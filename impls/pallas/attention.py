@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from impls.contract import Device, Implementation, Program
 from impls.pallas import tiling, vmem
+from impls.support.h200 import MULTIPROCESSORS
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
@@ -203,4 +204,4 @@ def _both(attend: Callable[..., Any], differentiate: Callable[..., Any]) -> Call
 
 def _shares_bytes(case: Attention) -> int:
     """O in f32 and a logarithm for each of at most some four shares per multiprocessor; small beside K and V."""
-    return 4 * 132 * 64 * (case.d + 1) * 4
+    return 4 * MULTIPROCESSORS * 64 * (case.d + 1) * 4

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from impls.support import tuned
+from impls.support.h200 import MULTIPROCESSORS
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
@@ -275,7 +276,7 @@ def decode(case: Attention, device_name: str) -> tuple[DecodeTiling, str]:
         return kept[case], "tuned"
     stages = max(s for s in range(2, 7) if DecodeTiling(stages=s).shared_bytes(case) <= SHARED_BYTES or s == 2)
     # Some four pieces of work for each of a large GPU's multiprocessors, of at least four steps.
-    shares = max(1, min(-(-4 * 132 // (case.batch * case.hkv)), case.sk // (4 * 64)))
+    shares = max(1, min(-(-4 * MULTIPROCESSORS // (case.batch * case.hkv)), case.sk // (4 * 64)))
     return DecodeTiling(stages=stages, shares=shares), "untuned"
 
 
@@ -344,8 +345,8 @@ def _space(case: Case) -> Iterator[Any]:
     if kind is BackwardTiling:
         yield from (kind(queries, stages) for queries in (64, 128) for stages in (1, 2, 3))
     elif kind is DecodeTiling:
-        # Shares that leave between one and some nine pieces of work to each of 132 multiprocessors.
-        shares = {max(1, round(n * 132 / (case.batch * case.hkv))) for n in (1, 2, 4, 6, 8, 9)}
+        # Shares that leave between one and some nine pieces of work to each of an H200's multiprocessors.
+        shares = {max(1, round(n * MULTIPROCESSORS / (case.batch * case.hkv))) for n in (1, 2, 4, 6, 8, 9)}
         yield from (kind(keys, stages, n) for keys in (64, 128) for stages in (2, 3, 4, 6) for n in sorted(shares))
     else:
         rows = (64, 128) if case.d == 64 else (64,)
@@ -406,14 +407,14 @@ def _untuned_gemm(case: Gemm) -> GemmTiling:
         return GemmTiling(rows=64, cols=64, depth=2 * depth, stages=6, consumers=1)
     if case.dtype == "f8e4m3" and case.acc == "f32":
         return GemmTiling(rows=64, cols=128, depth=depth, stages=4)
-    if case.m * case.n * case.batch < 132 * 256 * 128:
+    if case.m * case.n * case.batch < MULTIPROCESSORS * 256 * 128:
         return GemmTiling(rows=64, cols=128, depth=depth, stages=4)
     return GemmTiling(depth=depth)
 
 
 def _fill(case: Gemm, cols: int, depth: int) -> int:
-    """Pieces of K, of at least four steps each, that make of a case's tiles one for each of a large GPU's 132 SMs."""
-    return max(1, min(132 // (case.batch * -(-case.n // cols)), case.k // (4 * depth)))
+    """Pieces of K, of at least four steps each, that make a case's tiles one for each multiprocessor of an H200."""
+    return max(1, min(MULTIPROCESSORS // (case.batch * -(-case.n // cols)), case.k // (4 * depth)))
 
 
 def split_bytes(case: Gemm) -> int:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from impls.support.h200 import H200
 from impls.workloads.base import Case, parse_case
 
 
@@ -23,7 +24,7 @@ def file(stack: Path, device_name: str) -> Path:
 def nearest(stack: Path, device_name: str) -> Path:
     """The device's file, or where it has none the H200's: a choice made elsewhere is nearer than none."""
     own = file(stack, device_name)
-    return own if own.is_file() else file(stack, "NVIDIA H200")
+    return own if own.is_file() else file(stack, H200.name)
 
 
 @cache

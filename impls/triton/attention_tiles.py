@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from impls.contract import Device
+from impls.support.h200 import MULTIPROCESSORS
 from impls.triton import choices
 from impls.workloads.attention import Attention
 from impls.workloads.dtypes import dtype
@@ -26,9 +27,9 @@ IMPLEMENTATIONS = {
 }
 # Shared memory that one program may have (CUDA C++ programming guide, table of compute capabilities; CDNA 3: 64 KiB).
 SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
-# Programs of decode that make one round: two for each of the 132 multiprocessors of an H200, one after the other where
+# Programs of decode that make one round: two for each of the multiprocessors of an H200, one after the other where
 # their tiles leave no room for both.
-PROGRAMS_AT_ONCE = 264
+PROGRAMS_AT_ONCE = 2 * MULTIPROCESSORS
 # What starting a share costs, and putting shares together, in blocks of keys.
 _START_BLOCKS, _COMBINE_BLOCKS = 1.0, 4.0
 _MOST_SHARES = 1024

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from impls.support import tuned
+from impls.support.h200 import MULTIPROCESSORS
 from impls.workloads.base import Case
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
@@ -19,8 +20,6 @@ from impls.workloads.gemm import Gemm
 _STACK = Path(__file__).parent
 # Doublings of sizes, in all, beyond which a tuned case says nothing of another.
 FAR = 6.0
-# A large GPU's multiprocessors (H100, H200): fewer tiles leave some of them idle.
-_MULTIPROCESSORS = 132
 
 
 @dataclass(frozen=True)
@@ -141,13 +140,13 @@ def rule(variant: str, case: Gemm) -> Tile:
     if variant == "split_k":
         bm = 16 if case.m <= 16 else 32 if case.m <= 32 else 64
         tiles = case.batch * math.ceil(case.m / bm) * math.ceil(case.n / 64)
-        split = 1 << max(0, min(4, round(math.log2(264 / tiles)))) if tiles < 264 else 1
+        split = 1 << max(0, min(4, round(math.log2(2 * MULTIPROCESSORS / tiles)))) if tiles < 2 * MULTIPROCESSORS else 1
         return Tile(bm, 64, 2 * bk if case.dtype != "f8e4m3" else bk, warps=4, stages=4, split=split)
     if variant == "persistent_tma_ws":
         return Tile(128, 128, bk, warps=4, stages=3)
     # Promoted sums of f8 hold two accumulators.
     bm, bn = 128, 128 if (case.dtype, case.acc) == ("f8e4m3", "f32") else 256
-    while bm * bn > 64 * 64 and case.batch * math.ceil(case.m / bm) * math.ceil(case.n / bn) < _MULTIPROCESSORS:
+    while bm * bn > 64 * 64 and case.batch * math.ceil(case.m / bm) * math.ceil(case.n / bn) < MULTIPROCESSORS:
         bm, bn = (bm, bn // 2) if bn >= bm else (bm // 2, bn)
     by_tma = variant == "persistent_tma"
     warps = 8 if bm * bn >= 128 * 128 else 4

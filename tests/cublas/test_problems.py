@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from impls.contract import Device
 from impls.cublas.gemm import Default, _problems
+from impls.support.h200 import H200
 from impls.workloads.base import parse_case
-
-H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 1 << 37)
 
 
 def column_major(flat, matrix, offset, batch):

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from impls.contract import Device, Unsupported
+from impls.contract import Unsupported
 from impls.cublas import gemm
 from impls.cublas.gemm import Default, Graph, Searched, Unfused
 from impls.cublas.kernels.lt import Candidate
 from impls.support import tuned
+from impls.support.h200 import H200
 from impls.workloads.base import parse_case
-
-H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 1 << 37)
 
 
 def test_unfused_takes_what_has_an_epilogue():

@@ -18,10 +18,10 @@ from impls.cutlass.cpp_choices import Choice, Kernel
 from impls.cutlass.kernels import cpp_library
 from impls.cutlass.kernels.cpp_source import source
 from impls.support import tuned
+from impls.support.h200 import H200
 from impls.workloads.base import parse_case
 from impls.workloads.gemm import Gemm
 
-H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 1 << 37)
 KERNEL = Kernel("bf16", "f32", "bf16", True, False, "none", 128, 256, 64, 2, 1)
 
 
@@ -285,7 +285,7 @@ def test_all_that_tuning_chose_is_compiled(kept: Path) -> None:
     # cutlass.cpp's own; without a cluster; without TMA. It is not ping-pong.
     own = cpp_choices.kernel(gemm("4096x4096x4096:bf16"), Choice(128, 256, 64, 2, 1))
     alone = replace(own, cluster_m=1)
-    assert build.chosen("NVIDIA H200") == [own, alone, replace(alone, schedule="cp_async")]
+    assert build.chosen(H200.name) == [own, alone, replace(alone, schedule="cp_async")]
 
 
 # --- choices --------------------------------------------------------------------------------------------------------
@@ -303,11 +303,11 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_choice_serves_its_neighbours(kept: Path) -> None:
-    near, origin = cpp_choices.choose(gemm("4096x2048x4096:f16:nt"), "NVIDIA H200")
+    near, origin = cpp_choices.choose(gemm("4096x2048x4096:f16:nt"), H200.name)
     assert (near.m, near.n, near.raster, origin) == (128, 256, "n", "tuned for gemm:4096x4096x4096:bf16")
     # 64^3 is eighteen doublings away; f8 takes other instructions.
     for far in ("64x64x64:bf16", "4096x4096x4096:f8e4m3:nt"):
-        assert cpp_choices.choose(gemm(far), "NVIDIA H200")[1] == "rule"
+        assert cpp_choices.choose(gemm(far), H200.name)[1] == "rule"
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32", "f8e4m3", "f8e4m3:acc=fast", "i8"])
@@ -345,10 +345,10 @@ def test_a_neighbour_of_another_layout_takes_the_width_its_own_way(kept: Path) -
     chosen = {"gemm:8192x8192x8192:bf16": {"choice": choice}, "gemm:16x8192x8192:bf16:nt": {"choice": few}}
     kept.write_text(json.dumps({"versions": {}, "choices": {"cutlass.cpp": chosen}}))
     for layout, swapped in (("nn", True), ("nt", False), ("tt", False)):
-        near, _ = cpp_choices.choose(gemm(f"8192x8192x4096:bf16:{layout}"), "NVIDIA H200")
+        near, _ = cpp_choices.choose(gemm(f"8192x8192x4096:bf16:{layout}"), H200.name)
         assert (near.n, near.swapped) == (208, swapped)
-    assert cpp_choices.choose(gemm("8192x8192x4096:bf16:tn"), "NVIDIA H200")[1] == "rule"
-    assert cpp_choices.choose(gemm("8x8192x8192:bf16:nt"), "NVIDIA H200")[0].swapped
+    assert cpp_choices.choose(gemm("8192x8192x4096:bf16:tn"), H200.name)[1] == "rule"
+    assert cpp_choices.choose(gemm("8x8192x8192:bf16:nt"), H200.name)[0].swapped
 
 
 def test_one_technique_is_switched_off() -> None:

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impls import registry
-from impls.contract import Device
 from impls.cutlass.cute_attention import (
     SHARED_BYTES,
     Cute,
@@ -26,11 +25,9 @@ from impls.cutlass.cute_attention import (
     query_blocks,
     split,
 )
+from impls.support.h200 import H200, MULTIPROCESSORS
 from impls.workloads.attention import Attention
 from impls.workloads.base import parse_case
-
-HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
-SMS = 132
 
 
 def attention(case_id: str) -> Attention:
@@ -55,22 +52,22 @@ def test_both_are_found_by_name() -> None:
     ],
 )
 def test_a_refusal_says_why(case_id: str, word: str) -> None:
-    why = registry.refusal(Cute(), attention(case_id), HOPPER)
+    why = registry.refusal(Cute(), attention(case_id), H200)
     assert why is not None
     assert word in why
 
 
 def test_another_device_is_refused() -> None:
     case = attention("attention:b1h2s64d64:bf16")
-    assert registry.refusal(Cute(), case, HOPPER) is None
+    assert registry.refusal(Cute(), case, H200) is None
     for arch in ("sm_80", "sm_100"):
-        assert registry.refusal(Cute(), case, replace(HOPPER, arch=arch)) is not None
+        assert registry.refusal(Cute(), case, replace(H200, arch=arch)) is not None
 
 
 def test_one_query_has_no_turns_to_switch_off() -> None:
     case = attention("attention:b2h8kv2q1k64d64:bf16")
-    assert registry.refusal(Cute(), case, HOPPER) is None
-    assert registry.refusal(CuteNoPingPong(), case, HOPPER) is not None
+    assert registry.refusal(Cute(), case, H200) is None
+    assert registry.refusal(CuteNoPingPong(), case, H200) is not None
 
 
 @pytest.mark.parametrize("d", [8, 64, 72, 128, 192, 256])
@@ -80,7 +77,7 @@ def test_tiles_fit_shared_memory_and_hold_the_head(d: int) -> None:
         assert tiles.head >= d
         # 2 KiB for barriers and for aligning the tiles to 1 KiB.
         assert tiles.shared_bytes + 2048 <= SHARED_BYTES
-    decode, _ = decode_tiles(attention(f"attention:b1h2q1k512d{d}:bf16"), SMS)
+    decode, _ = decode_tiles(attention(f"attention:b1h2q1k512d{d}:bf16"), MULTIPROCESSORS)
     assert decode.head >= d
     assert decode.shared_bytes + 2048 <= SHARED_BYTES
     assert decode.residents >= 1
@@ -150,20 +147,20 @@ def test_blocks_of_queries_are_those_that_see_a_key(data: st.DataObject) -> None
 
 def test_a_decode_step_is_split_where_heads_do_not_fill_the_device() -> None:
     # 512 key heads over 264 places leave 3 % of two rounds empty: nothing to gain.
-    _, shares = decode_tiles(attention("attention:b64h64kv8q1k8192d128:bf16"), SMS)
+    _, shares = decode_tiles(attention("attention:b64h64kv8q1k8192d128:bf16"), MULTIPROCESSORS)
     assert shares == 1
     case = attention("attention:b1h32kv8q1k131072d128:bf16")
-    tiles, shares = decode_tiles(case, SMS)
+    tiles, shares = decode_tiles(case, MULTIPROCESSORS)
     assert tiles.split
-    assert 8 * shares <= SMS * tiles.residents < 8 * (shares + 1)
+    assert 8 * shares <= MULTIPROCESSORS * tiles.residents < 8 * (shares + 1)
     # Never more shares than blocks.
     few = attention("attention:b1h2q1k100d128:bf16")
-    assert split(few, decode_tiles(few, SMS)[0], SMS) <= 2
+    assert split(few, decode_tiles(few, MULTIPROCESSORS)[0], MULTIPROCESSORS) <= 2
 
 
 def test_parts_are_counted_as_workspace_and_traffic() -> None:
     case = attention("attention:b1h32kv8q1k131072d128:bf16")
-    _, shares = decode_tiles(case, SMS)
+    _, shares = decode_tiles(case, MULTIPROCESSORS)
     assert Cute().workspace_bytes(case) == shares * 32 * (128 + 2) * 4
     assert Cute().traffic_bytes(case) == case.compulsory_bytes() + 2 * Cute().workspace_bytes(case)
     assert decodes(case)

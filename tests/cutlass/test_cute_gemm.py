@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from benchmarks.engine import cases as case_files
 from impls import registry
-from impls.contract import Device, Unsupported
+from impls.contract import Unsupported
 from impls.cutlass import cute_gemm
 from impls.cutlass.cute_gemm import Choice, Cute, CuteNoCluster
 from impls.cutlass.cute_gemm_tiles import SHARED_BYTES, place
+from impls.support.h200 import H200, MULTIPROCESSORS
 from impls.workloads.base import parse_case
 from impls.workloads.gemm import Gemm
 
-HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
-SMS = 132
 FLAGSHIP = [
     e.case
     for e in case_files.load("flagship")
@@ -46,21 +45,21 @@ def gemm(spec: str) -> Gemm:
     ],
 )
 def test_a_refusal_says_why(spec: str, word: str) -> None:
-    why = registry.refusal(Cute(), gemm(spec), HOPPER)
+    why = registry.refusal(Cute(), gemm(spec), H200)
     assert why is not None
     assert word in why
 
 
 def test_another_device_is_refused() -> None:
     case = gemm("64x64x64:bf16")
-    assert registry.refusal(registry.find("cutlass.cute", "gemm"), case, HOPPER) is None
+    assert registry.refusal(registry.find("cutlass.cute", "gemm"), case, H200) is None
     for arch in ("sm_80", "sm_100"):
-        assert registry.refusal(Cute(), case, replace(HOPPER, arch=arch)) is not None
+        assert registry.refusal(Cute(), case, replace(H200, arch=arch)) is not None
 
 
 @pytest.mark.parametrize("case", FLAGSHIP, ids=lambda case: case.id)
 def test_every_candidate_of_a_flagship_case_fits_a_multiprocessor(case: Gemm) -> None:
-    assert Cute().refuses(case, HOPPER) is None
+    assert Cute().refuses(case, H200) is None
     candidates = cute_gemm.space(case)
     assert len(candidates) == len(set(candidates)) > 0
     for choice in [*candidates, cute_gemm.rule(case)]:
@@ -96,11 +95,11 @@ def test_tiles_taken_up_together_share_rows_and_columns() -> None:
 
 def test_clusters_are_as_many_as_the_device_holds_or_there_are_tiles_for() -> None:
     choice = Choice(128, 256, cluster_m=2)
-    assert cute_gemm.clusters(gemm("8192x8192x64:bf16"), choice, SMS) == 66
-    assert cute_gemm.clusters(gemm("256x512x64:bf16"), choice, SMS) == 2
-    assert cute_gemm.clusters(gemm("b3x256x512x64:bf16"), choice, SMS) == 6
+    assert cute_gemm.clusters(gemm("8192x8192x64:bf16"), choice, MULTIPROCESSORS) == 66
+    assert cute_gemm.clusters(gemm("256x512x64:bf16"), choice, MULTIPROCESSORS) == 2
+    assert cute_gemm.clusters(gemm("b3x256x512x64:bf16"), choice, MULTIPROCESSORS) == 6
     # Each group begins with a tile of its own; an empty one has none.
-    assert cute_gemm.clusters(gemm("g1+0+257x256x64:bf16"), choice, SMS) == 3
+    assert cute_gemm.clusters(gemm("g1+0+257x256x64:bf16"), choice, MULTIPROCESSORS) == 3
 
 
 def test_few_rows_are_computed_as_columns() -> None:

@@ -14,9 +14,9 @@ from impls.incumbents.gemm import Quack
 from impls.incumbents.kernels import recording
 from impls.incumbents.kernels.recording import Recorded, Recording
 from impls.support import tuned
+from impls.support.h200 import H200
 from impls.workloads.base import parse_case
 
-H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 1 << 37)
 B200 = Device("cuda", "NVIDIA B200", "sm_100", 16, 1 << 37)
 
 
@@ -127,7 +127,7 @@ def test_a_shape_takes_the_choice_of_the_nearest_that_was_tuned(tmp_path, monkey
     monkeypatch.setattr(tuned, "file", lambda stack, device_name: kept)
 
     def chosen(spec: str) -> tuple[object, str]:
-        return gemm.choose(parse_case(f"gemm:{spec}"), "NVIDIA H200")
+        return gemm.choose(parse_case(f"gemm:{spec}"), H200.name)
 
     assert chosen("4096x4096x4096:bf16") == (large, "tuned for gemm:8192x8192x8192:bf16")
     assert chosen("2048x1024x32768:bf16") == (long, "tuned for gemm:1024x1024x65536:bf16")

@@ -29,12 +29,12 @@ from impls.pallas.kernels import (
 )
 from impls.pallas.kernels.program import Compiled
 from impls.pallas.kernels.tpu_program import Raced, Simulated
+from impls.support.h200 import H200, MULTIPROCESSORS
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case, parse_case
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
-H200, MULTIPROCESSORS = "NVIDIA H200", 132
 CPU = Device("cpu", "a CPU", "x86_64", 2, 2**34)
 MOSAIC, TRITON = "mosaic_gpu_v2", "__gpu$xla.gpu.triton"
 
@@ -45,11 +45,11 @@ def _shapes(case: Case) -> dict[str, jax.ShapeDtypeStruct]:
 
 def _mosaic(case: Case) -> Callable[..., Any]:
     if isinstance(case, Gemm):
-        return mosaic_gemm.function(case, tiling.gemm(case, H200)[0], MULTIPROCESSORS, None)
+        return mosaic_gemm.function(case, tiling.gemm(case, H200.name)[0], MULTIPROCESSORS, None)
     assert isinstance(case, Attention)
     if case.direction == "bwd":
         forward = mosaic_attention.function(case, tiling.attention(case, H200, True)[0], None, residuals=True)
-        backward = mosaic_backward.function(case, tiling.backward(case, H200)[0], None)
+        backward = mosaic_backward.function(case, tiling.backward(case, H200.name)[0], None)
 
         def both(Q: Any, K: Any, V: Any, dO: Any) -> Any:
             o, lse = forward(Q, K, V)
@@ -57,8 +57,8 @@ def _mosaic(case: Case) -> Callable[..., Any]:
 
         return both
     if tiling.decodes(case):
-        return mosaic_decode.function(case, tiling.decode(case, H200)[0], MULTIPROCESSORS, None)
-    return mosaic_attention.function(case, tiling.attention(case, H200)[0], None)
+        return mosaic_decode.function(case, tiling.decode(case, H200.name)[0], MULTIPROCESSORS, None)
+    return mosaic_attention.function(case, tiling.attention(case, H200.name)[0], None)
 
 
 def lower(kind: str, *case_ids: str) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def _calls(kind: str, case: Case) -> int:
     if kind == "mosaic":
         target, function = MOSAIC, _mosaic(case)
     elif isinstance(case, Gemm):
-        target, function = TRITON, triton_gemm.function(case, tiling.triton_gemm(case, H200)[0], interpret=False)
+        target, function = TRITON, triton_gemm.function(case, tiling.triton_gemm(case, H200.name)[0], interpret=False)
     else:
         assert isinstance(case, Attention)
         target, function = (
             TRITON,
-            triton_attention.function(case, tiling.triton_attention(case, H200)[0], interpret=False),
+            triton_attention.function(case, tiling.triton_attention(case, H200.name)[0], interpret=False),
         )
     gpu = jax.sharding.AbstractDevice("NVIDIA H100", MULTIPROCESSORS, "gpu")
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=gpu)):

@@ -11,11 +11,11 @@ from impls.pallas.attention import MosaicGpu as MosaicAttention
 from impls.pallas.attention import Tpu as TpuAttention
 from impls.pallas.gemm import MosaicGpu as MosaicGemm
 from impls.pallas.gemm import Tpu as TpuGemm
+from impls.support.h200 import H200
 from impls.workloads.attention import Attention
 from impls.workloads.base import parse_case
 from impls.workloads.gemm import Gemm
 
-H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 140 * 2**30)
 CPU = Device("cpu", "a CPU", "x86_64", 2, 2**34)
 FLAGSHIP = [entry.case for entry in case_files.load("flagship")]
 

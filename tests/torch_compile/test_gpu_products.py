@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.engine import environments
-from impls.contract import Device
+from impls.support.h200 import H200
 from impls.torch_compile import gpu
 from impls.torch_compile.gemm import AotEager, MaxAutotuneTma
 from impls.workloads.base import parse_case
-
-H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 1 << 37)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 
 from impls import registry
 from impls.support import machine_code
+from impls.support.h200 import H200
 from impls.triton.choices import choose
 from impls.triton.gemm import Tiled
 from impls.workloads.base import parse_case
@@ -26,7 +27,7 @@ def compiled(arch: str, name: str, case_id: str) -> dict[str, Any]:
     implementation = registry.find(name, "gemm")
     assert isinstance(case, Gemm)
     assert isinstance(implementation, Tiled)
-    tile, _ = choose(name, case, "NVIDIA H200")
+    tile, _ = choose(name, case, H200.name)
     tile = replace(tile, tma=tile.tma and arch in ("sm_90", "sm_100"), defer=tile.defer and arch == "sm_90")
     *_, kernel = implementation.compile_ahead(case, tile, arch)  # of tf32 an operand may be transposed before
     if "amdgcn" in kernel.asm:

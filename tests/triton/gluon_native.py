@@ -16,26 +16,24 @@ from typing import Any, cast
 import triton
 
 from impls import registry
-from impls.contract import Device
 from impls.support import machine_code
+from impls.support.h200 import H200
 from impls.triton.gluon_tiles import choose_blocking, choose_tiling
 from impls.workloads.attention import Attention
 from impls.workloads.base import parse_case
 from impls.workloads.gemm import Gemm
-
-HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
 
 
 def compiled(case_id: str) -> dict[str, Any]:
     """Facts about the kernel of one case."""
     case = parse_case(case_id)
     implementation = registry.find("triton.gluon", case.workload)
-    assert implementation.refuses(case, HOPPER) is None
+    assert implementation.refuses(case, H200) is None
     if isinstance(case, Gemm):
-        choice: Any = choose_tiling(case, HOPPER)[0]
+        choice: Any = choose_tiling(case, H200)[0]
     else:
         assert isinstance(case, Attention)
-        choice = choose_blocking(case, HOPPER)[0]
+        choice = choose_blocking(case, H200)[0]
     *_, kernel = cast(Any, implementation).compile_ahead(case, choice, "sm_90")
     code = machine_code.inspect(kernel.asm["cubin"], ptx=kernel.asm["ptx"])
     return {

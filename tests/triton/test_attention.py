@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.engine import environments
 from impls.contract import Device
+from impls.support.h200 import H200
 from impls.triton import attention_tiles
 from impls.triton.attention import Decode, Flash, FlashTma
 from impls.triton.attention_tiles import PROGRAMS_AT_ONCE, SHARED_BYTES, choose, key_blocks, shared_bytes, shares
@@ -20,7 +21,6 @@ from impls.workloads.base import parse_case
 from impls.workloads.dtypes import dtype
 
 ROOT = Path(__file__).parents[2]
-HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
 AMPERE = Device("cuda", "NVIDIA A100", "sm_80", 1, 80 * 2**30)
 BACKWARD = "attention:b1h4s512d128:bf16:causal:bwd"
 DECODE = "attention:b8h64kv8q1k8192d128:bf16"
@@ -144,8 +144,8 @@ def test_chosen_tiles_fit_shared_memory(arch: str, kind: str, d: int) -> None:
 def test_a_tile_has_no_more_rows_than_there_are() -> None:
     case = parse_case("attention:b1h8kv2q3k4096d128:bf16")
     assert isinstance(case, Attention)
-    assert choose("forward", case, HOPPER)[0].block_m == 16  # 3 queries of 4 heads
-    assert choose("decode", case, HOPPER)[0].block_m == 16
+    assert choose("forward", case, H200)[0].block_m == 16  # 3 queries of 4 heads
+    assert choose("decode", case, H200)[0].block_m == 16
 
 
 @pytest.mark.parametrize("implementation", [Flash(), FlashTma(), Decode()])
@@ -154,7 +154,7 @@ def test_tuning_tries_only_what_fits(implementation: Flash | FlashTma | Decode, 
     for spec in (f"b2h16s8192d{d}:bf16", f"b2h16s8192d{d}:bf16:causal:bwd", f"b8h8q1k8192d{d}:f16"):
         case = parse_case(f"attention:{spec}")
         assert isinstance(case, Attention)
-        if implementation.refuses(case, HOPPER) is not None:
+        if implementation.refuses(case, H200) is not None:
             continue
         for choice in implementation.space(case):
             for kernel, tiles in choice.tiles:
@@ -177,11 +177,11 @@ def test_tuning_has_something_to_try() -> None:
 @pytest.mark.parametrize(
     ("implementation", "case_id", "device", "word"),
     [
-        (Flash(), "attention:b1h1s64d257:bf16", HOPPER, "257"),
-        (FlashTma(), "attention:b1h1s64d100:bf16", HOPPER, "16 bytes"),
+        (Flash(), "attention:b1h1s64d257:bf16", H200, "257"),
+        (FlashTma(), "attention:b1h1s64d100:bf16", H200, "16 bytes"),
         (FlashTma(), "attention:b1h1s64d64:bf16", AMPERE, "TMA"),
-        (Decode(), "attention:b1h1s64d64:bf16:bwd", HOPPER, "backward"),
-        (Decode(), "attention:b1h1q65k128d64:bf16", HOPPER, "65 queries"),
+        (Decode(), "attention:b1h1s64d64:bf16:bwd", H200, "backward"),
+        (Decode(), "attention:b1h1q65k128d64:bf16", H200, "65 queries"),
     ],
 )
 def test_what_it_cannot_it_refuses(

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.engine import environments
 from impls.contract import Device
+from impls.support.h200 import H200
 from impls.triton import choices
 from impls.triton.choices import Tile
 from impls.triton.gemm import Grouped, Persistent, PersistentTma, PersistentTmaWs, SplitK, Tiled
@@ -19,7 +20,6 @@ from impls.workloads.base import parse_case
 from impls.workloads.gemm import Gemm
 
 ROOT = Path(__file__).parents[2]
-HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
 AMPERE = Device("cuda", "NVIDIA A100", "sm_80", 1, 80 * 2**30)
 BLACKWELL = Device("cuda", "NVIDIA B200", "sm_100", 1, 180 * 2**30)
 # CUDA C++ programming guide, table of compute capabilities: what a block may have on sm_90.
@@ -123,7 +123,7 @@ def gemm(case_id: str) -> Gemm:
 )
 def test_tma_wants_rows_of_whole_16_bytes(case: str, aligned: bool) -> None:
     assert choices.aligned(gemm(case)) == aligned
-    assert (PersistentTma().refuses(gemm(case), HOPPER) is None) == aligned
+    assert (PersistentTma().refuses(gemm(case), H200) is None) == aligned
 
 
 def test_refuses_what_the_device_lacks() -> None:
@@ -131,8 +131,8 @@ def test_refuses_what_the_device_lacks() -> None:
     assert Tiled().refuses(gemm("gemm:64x64x64:bf16"), AMPERE) is None
     assert Tiled().refuses(gemm("gemm:64x64x64:f8e4m3"), AMPERE) is not None
     assert PersistentTmaWs().refuses(gemm("gemm:64x64x64:bf16"), BLACKWELL) is not None
-    assert PersistentTmaWs().refuses(gemm("gemm:64x64x64:tf32"), HOPPER) is not None
-    assert PersistentTmaWs().refuses(gemm("gemm:b3x100x64x64:bf16"), HOPPER) is not None
+    assert PersistentTmaWs().refuses(gemm("gemm:64x64x64:tf32"), H200) is not None
+    assert PersistentTmaWs().refuses(gemm("gemm:b3x100x64x64:bf16"), H200) is not None
 
 
 LARGE, FEW_ROWS, GROUPS = "gemm:8192x8192x8192:f8e4m3:nt", "gemm:1x8192x8192:bf16:nt", "gemm:g9+3x512x512:f16"
@@ -181,14 +181,14 @@ def test_takes_what_was_tuned_for_the_nearest_shape(tmp_path: Path, monkeypatch:
         ("gemm:2112x2112x2112:bf16", "gemm:8192x8192x8192:bf16"),
         ("gemm:1904x1904x1904:bf16", "gemm:512x512x512:bf16"),
     ):
-        tile, origin = choices.choose("triton.tiled", gemm(case), "NVIDIA H200")
+        tile, origin = choices.choose("triton.tiled", gemm(case), H200.name)
         assert origin == f"tuned for {expected} in {tuned['choices']['triton.tiled'][expected]['seconds']} s"
         assert tile.config() == tuned["choices"]["triton.tiled"][expected]["choice"]
     # Six doublings in all, and nothing that was tuned is near enough.
-    assert choices.choose("triton.tiled", gemm("gemm:64x64x64:bf16"), "NVIDIA H200")[1] == "rule"
+    assert choices.choose("triton.tiled", gemm("gemm:64x64x64:bf16"), H200.name)[1] == "rule"
     # A device without choices of its own takes the H200's; another accumulation takes the rule.
     assert choices.choose("triton.tiled", gemm("gemm:600x600x600:bf16"), "NVIDIA B200")[1].startswith("tuned for")
-    assert choices.choose("triton.tiled", gemm("gemm:600x600x600:f16:acc=f16"), "NVIDIA H200")[1] == "rule"
+    assert choices.choose("triton.tiled", gemm("gemm:600x600x600:f16:acc=f16"), H200.name)[1] == "rule"
 
 
 def test_rule_keeps_multiprocessors_busy() -> None:

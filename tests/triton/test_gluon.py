@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.engine import environments
 from impls.contract import Device
+from impls.support.h200 import H200
 from impls.triton import choices, gluon_tiles
 from impls.triton.gluon import GluonAttention, GluonGemm
 from impls.workloads.attention import Attention
@@ -19,7 +20,6 @@ from impls.workloads.base import parse_case
 from impls.workloads.gemm import Gemm
 
 ROOT = Path(__file__).parents[2]
-HOPPER = Device("cuda", "NVIDIA H200", "sm_90", 1, 140 * 2**30)
 # A Hopper CTA may have 227 KiB of shared memory (CUDA C++ programming guide, table of compute capabilities).
 MOST_SHARED = 227 * 1024
 GEMM = (
@@ -107,7 +107,7 @@ def test_products_have_the_shape_that_the_tile_asks_for(kernels: dict[str, Any],
     ],
 )
 def test_what_the_gemm_cannot_it_refuses(case_id: str, word: str) -> None:
-    refusal = GluonGemm().refuses(parse_case(case_id), HOPPER)
+    refusal = GluonGemm().refuses(parse_case(case_id), H200)
     assert refusal is not None
     assert word in refusal
     assert refusal.endswith(".")
@@ -122,7 +122,7 @@ def test_what_the_gemm_cannot_it_refuses(case_id: str, word: str) -> None:
     ],
 )
 def test_what_the_attention_cannot_it_refuses(case_id: str, word: str) -> None:
-    refusal = GluonAttention().refuses(parse_case(case_id), HOPPER)
+    refusal = GluonAttention().refuses(parse_case(case_id), H200)
     assert refusal is not None
     assert word in refusal
 
@@ -179,12 +179,12 @@ def test_takes_what_was_tuned_for_a_case_alike(tmp_path: Path, monkeypatch: pyte
     def gemm(spec: str) -> tuple[Any, str]:
         case = parse_case(f"gemm:{spec}")
         assert isinstance(case, Gemm)
-        return gluon_tiles.choose_tiling(case, HOPPER)
+        return gluon_tiles.choose_tiling(case, H200)
 
     def attention(spec: str) -> tuple[Any, str]:
         case = parse_case(f"attention:{spec}")
         assert isinstance(case, Attention)
-        return gluon_tiles.choose_blocking(case, HOPPER)
+        return gluon_tiles.choose_blocking(case, H200)
 
     near, origin = gemm("4096x8192x4096:f16:nt")
     assert (near.config(), origin) == (tiling, "tuned for gemm:4096x4096x4096:bf16 in 2.5 s")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from impls.contract import Device
+from impls.support.h200 import H200
 from impls.workloads.base import parse_case
 from impls.xla.gemm import CublasLt, epilogue_within
-
-H200 = Device("cuda", "NVIDIA H200", "sm_90", 16, 140 * 2**30)
 
 
 def call(beta: int, epilogue: str, target: str = "__cublas$lt$matmul") -> str:

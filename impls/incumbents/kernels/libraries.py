@@ -11,27 +11,28 @@ from contextlib import contextmanager
 from functools import partialmethod
 from typing import Any
 
-#: Multiprocessors of the device that is compiled for: an H200's. FlashAttention-4 chooses splits by it, QuACK its grid.
-SMS = 132
-# The libraries' own variables for compiling without a GPU; both are read on import.
+from impls.support.h200 import MULTIPROCESSORS
+
+# The libraries' own variables for compiling for an H200 without a GPU, read on import.
+# FlashAttention-4 chooses splits by the multiprocessors, QuACK its grid.
 os.environ.update(
     CUTE_DSL_ARCH="sm_90a",
     FLASH_ATTENTION_ARCH="sm_90",
-    FLASH_ATTENTION_NUM_SMS=str(SMS),
+    FLASH_ATTENTION_NUM_SMS=str(MULTIPROCESSORS),
     QUACK_ARCH="90",
     QUACK_CACHE_ENABLED="0",
 )
 
-import quack.gemm  # noqa: E402
-import quack.gemm_interface  # noqa: E402
-import quack.gemm_runtime.host  # noqa: E402
-from flash_attn.cute import interface as flash  # noqa: E402
-from quack.gemm_config import GemmConfig  # noqa: E402
-from quack.gemm_sm90 import GemmSm90  # noqa: E402
+import quack.gemm
+import quack.gemm_interface
+import quack.gemm_runtime.host
+from flash_attn.cute import interface as flash
+from quack.gemm_config import GemmConfig
+from quack.gemm_sm90 import GemmSm90
 
-from impls.incumbents.kernels.recorder import Call  # noqa: E402
-from impls.workloads.attention import Attention  # noqa: E402
-from impls.workloads.gemm import Gemm  # noqa: E402
+from impls.incumbents.kernels.recorder import Call
+from impls.workloads.attention import Attention
+from impls.workloads.gemm import Gemm
 
 # The host code skips its launches under fake tensors unless told otherwise: here they are what is sought.
 flash.is_fake_mode = lambda: False
@@ -39,7 +40,7 @@ flash.is_fake_mode = lambda: False
 
 def _clusters(cluster_size: int, *_: Any, **__: Any) -> int:
     """Clusters resident at once, one block per multiprocessor: what the driver would be asked."""
-    return SMS // cluster_size
+    return MULTIPROCESSORS // cluster_size
 
 
 for _module in (quack.gemm, quack.gemm_runtime.host):

@@ -12,10 +12,11 @@ import sys
 import time
 from importlib import metadata
 
-from impls.contract import Device, Implementation
+from impls.contract import Implementation
 from impls.incumbents import attention, gemm
 from impls.incumbents.kernels import recording
 from impls.incumbents.kernels.recording import Recorded
+from impls.support.h200 import H200, MULTIPROCESSORS
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case, parse_case
 from impls.workloads.gemm import Gemm
@@ -59,17 +60,16 @@ def main() -> int:
 
     kernels = Kernels()
     kernels.watch()
-    device = Device("cuda", recording.DEVICE, recording.ARCH, 1, 0)
     missing = 0
     for case in map(parse_case, arguments.case):
         one: Implementation = attention.FlashAttention4() if isinstance(case, Attention) else gemm.Quack()
-        if (why := one.refuses(case, device)) is not None:
+        if (why := one.refuses(case, H200)) is not None:
             print(f"{case.id}: {why}", flush=True)
             continue
         begin, troubles = time.monotonic(), []
         choices: list[gemm.Configuration | None] = [None]
         if isinstance(case, Gemm):
-            chosen, _ = gemm.choose(case, device.name)
+            chosen, _ = gemm.choose(case, H200.name)
             choices = [chosen] if arguments.chosen else [*gemm.configurations(case)]
         there = _there(one.name, case)
         found, seconds = (there.recordings, there.compile_s) if there else ([], {})
@@ -94,7 +94,7 @@ def main() -> int:
             continue
         used = {k["library"] for r in found for k in r.kernels}
         seconds = {name: (kernels.compile_s | seconds)[name] for name in sorted(used)}
-        Recorded(_versions(one.name), libraries.SMS, seconds, found).write(recording.file(one.name, case))
+        Recorded(_versions(one.name), MULTIPROCESSORS, seconds, found).write(recording.file(one.name, case))
         print(f"{case.id}: {len(found)} recorded, {len(used)} kernels, {time.monotonic() - begin:.1f} s", flush=True)
     return min(missing, 100)
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from impls.contract import Unsupported
+from impls.support.h200 import H200
 from impls.workloads.base import Case
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ Step = dict[str, Any]
 #: The function's name in every library that the DSL exports here.
 FUNCTION = "launch"
 #: What is compiled for.
-ARCH, DEVICE = "sm_90", "NVIDIA H200"
+ARCH = H200.arch
 
 
 def folder() -> Path:
