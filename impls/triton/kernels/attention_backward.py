@@ -12,7 +12,7 @@ Query heads that share a key head are walked through by the same program: dK and
 import triton
 import triton.language as tl
 
-from impls.triton.kernels.attention_forward import visible, visible_blocks
+from impls.triton.kernels.attention_forward import keys_and_values, queries_of_program, visible, visible_blocks
 
 
 @triton.jit
@@ -168,13 +168,7 @@ def _walk_keys(
     for start in range(begin, end, BLOCK_N):
         key = start + offset
         here = tl.cast(start, tl.int64) * row
-        if MASK != "none" or D != BLOCK_D:
-            there = (key < sk)[:, None] & (column < D)[None, :]
-            k = tl.load(k_ptr + here + inside, mask=there, other=0.0)
-            v = tl.load(v_ptr + here + inside, mask=there, other=0.0)
-        else:
-            k = tl.load(k_ptr + here + inside)
-            v = tl.load(v_ptr + here + inside)
+        k, v = keys_and_values(k_ptr, v_ptr, here, inside, key, column, sk, D, BLOCK_D, MASK)
         dq = _query_gradient(dq, q, do, lse, delta_row, k, v, position, key, sk, window, factor, MASK, PRECISION)
     return dq
 
@@ -309,14 +303,7 @@ def backward_q_tma(
     MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """As ``backward_q``, through descriptors as ``backward_kv_tma``."""
-    tiles = tl.cdiv(sq, BLOCK_M)
-    index = tl.program_id(0)
-    tile = index % tiles
-    index = index // tiles
-    head = index % hq
-    entry = index // hq
-    if MASK != "full":
-        tile = tiles - 1 - tile
+    tile, head, entry = queries_of_program(sq, hq, BLOCK_M, MASK)
     kv = head // (hq // hkv)
     first = tile * BLOCK_M
     query = first + tl.arange(0, BLOCK_M)

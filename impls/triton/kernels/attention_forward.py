@@ -51,6 +51,35 @@ def visible(position, key, sk, window, MASK: tl.constexpr):
 
 
 @triton.jit
+def queries_of_program(sq, hq, BLOCK_M: tl.constexpr, MASK: tl.constexpr):
+    """Tile of queries, head and batch entry. Grid: tiles of queries, heads, batch, the fastest first."""
+    tiles = tl.cdiv(sq, BLOCK_M)
+    index = tl.program_id(0)
+    tile = index % tiles
+    index = index // tiles
+    head = index % hq
+    entry = index // hq
+    if MASK != "full":
+        tile = tiles - 1 - tile  # the longest first: the last wave is then of short ones
+    return tile, head, entry
+
+
+@triton.jit
+def keys_and_values(
+    k_ptr, v_ptr, here, inside, key, column, sk, D: tl.constexpr, BLOCK_D: tl.constexpr, MASK: tl.constexpr
+):
+    """A block of K and V, ``here`` + ``inside`` elements away; zeros beyond the keys, which only a mask meets."""
+    if MASK != "none" or D != BLOCK_D:
+        there = (key < sk)[:, None] & (column < D)[None, :]
+        k = tl.load(k_ptr + here + inside, mask=there, other=0.0)
+        v = tl.load(v_ptr + here + inside, mask=there, other=0.0)
+    else:
+        k = tl.load(k_ptr + here + inside)
+        v = tl.load(v_ptr + here + inside)
+    return k, v
+
+
+@triton.jit
 def _absorb(acc, total, top, scores, v, position, key, sk, window, factor, MASK: tl.constexpr, PRECISION: tl.constexpr):
     """One block of keys into the running sums; ``MASK`` is ``none`` where every query sees all of it."""
     if MASK != "none":
@@ -75,13 +104,7 @@ def _walk(
     for start in range(begin, end, BLOCK_N):
         key = start + offset
         here = tl.cast(start, tl.int64) * row
-        if MASK != "none" or D != BLOCK_D:
-            there = (key < sk)[:, None] & (column < D)[None, :]
-            k = tl.load(k_ptr + here + inside, mask=there, other=0.0)
-            v = tl.load(v_ptr + here + inside, mask=there, other=0.0)
-        else:
-            k = tl.load(k_ptr + here + inside)
-            v = tl.load(v_ptr + here + inside)
+        k, v = keys_and_values(k_ptr, v_ptr, here, inside, key, column, sk, D, BLOCK_D, MASK)
         scores = tl.dot(q, k.T, input_precision=PRECISION)
         acc, total, top = _absorb(acc, total, top, scores, v, position, key, sk, window, factor, MASK, PRECISION)
     return acc, total, top
@@ -188,14 +211,7 @@ def forward_tma(
 
     What lies beyond the keys or beyond D arrives as zeros. Grid: tiles of queries, heads, batch.
     """
-    tiles = tl.cdiv(sq, BLOCK_M)
-    index = tl.program_id(0)
-    tile = index % tiles
-    index = index // tiles
-    head = index % hq
-    entry = index // hq
-    if MASK != "full":
-        tile = tiles - 1 - tile
+    tile, head, entry = queries_of_program(sq, hq, BLOCK_M, MASK)
     kv = head // (hq // hkv)
     first = tile * BLOCK_M
     query = first + tl.arange(0, BLOCK_M)

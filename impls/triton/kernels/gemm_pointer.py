@@ -62,11 +62,14 @@ def product_by_pointers(
 
 
 @triton.jit
-def tiled(
+def one_tile(
     a,
     b,
     c,
     addend,
+    tile,
+    tiles_m,
+    tiles_n,
     m,
     n,
     k,
@@ -75,9 +78,6 @@ def tiled(
     BK: tl.constexpr,
     A_TRANSPOSED: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
-    UM: tl.constexpr,
-    UN: tl.constexpr,
-    UK: tl.constexpr,
     GROUP: tl.constexpr,
     WHOLE: tl.constexpr,
     WHOLE_K: tl.constexpr,
@@ -85,11 +85,9 @@ def tiled(
     PRECISION: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
-    """One tile of C. WIDE: offsets need 64 bits."""
-    m, n, k = m * UM, n * UN, k * UK
-    tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
-    batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(tl.int64)
-    tile_m, tile_n = raster(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
+    """One tile of C, by its number. WIDE: offsets need 64 bits."""
+    batch = (tile // (tiles_m * tiles_n)).to(tl.int64)
+    tile_m, tile_n = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
     rows, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
     if WIDE:
         rows = rows.to(tl.int64)
@@ -116,6 +114,39 @@ def tiled(
         addend += batch * m * n
     values = finish(acc, addend, rows, columns, m, n, WHOLE, EPILOGUE)
     store(c + batch * m * n, values, rows, columns, m, n, WHOLE)
+
+
+@triton.jit
+def tiled(
+    a,
+    b,
+    c,
+    addend,
+    m,
+    n,
+    k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    UM: tl.constexpr,
+    UN: tl.constexpr,
+    UK: tl.constexpr,
+    GROUP: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WHOLE_K: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """A program for every tile of C."""
+    m, n, k = m * UM, n * UN, k * UK
+    tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    one_tile(
+        a, b, c, addend, tl.program_id(0), tiles_m, tiles_n, m, n, k, BM, BN, BK,
+        A_TRANSPOSED, B_TRANSPOSED, GROUP, WHOLE, WHOLE_K, WIDE, PRECISION, EPILOGUE,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -148,35 +179,10 @@ def persistent(
     m, n, k = m * UM, n * UN, k * UK
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
     for tile in tl.range(tl.program_id(0), batches * tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
-        batch = (tile // (tiles_m * tiles_n)).to(tl.int64)
-        tile_m, tile_n = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
-        rows, columns = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
-        if WIDE:
-            rows = rows.to(tl.int64)
-        acc = product_by_pointers(
-            a + batch * m * k,
-            b + batch * n * k,
-            rows,
-            columns,
-            0,
-            k,
-            m,
-            n,
-            k,
-            BM,
-            BN,
-            BK,
-            A_TRANSPOSED,
-            B_TRANSPOSED,
-            WHOLE,
-            WHOLE_K,
-            PRECISION,
-        )
-        at = addend
-        if EPILOGUE == "residual":
-            at += batch * m * n
-        values = finish(acc, at, rows, columns, m, n, WHOLE, EPILOGUE)
-        store(c + batch * m * n, values, rows, columns, m, n, WHOLE)
+        one_tile(
+            a, b, c, addend, tile, tiles_m, tiles_n, m, n, k, BM, BN, BK,
+            A_TRANSPOSED, B_TRANSPOSED, GROUP, WHOLE, WHOLE_K, WIDE, PRECISION, EPILOGUE,
+        )  # fmt: skip
 
 
 @triton.jit
