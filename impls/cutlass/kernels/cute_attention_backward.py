@@ -95,7 +95,7 @@ class Backward:
         rows = row_tiles * ROWS * hq * batch
         pairs = cute.make_layout((d // 2, hq, sq, batch), stride=(1, d // 2, hq * (d // 2), sq * hq * (d // 2)))
         by_pairs = [cute.make_tensor(cute.recast_ptr(x, dtype=Int32), pairs) for x in (o, do, dq)]
-        mlse, mdelta = (cute.make_tensor(x, cute.make_layout((rows,))) for x in (lse, delta))
+        mlse, mdelta = (cute.make_tensor(x, cute.make_layout(rows)) for x in (lse, delta))
         msums = cute.make_tensor(sums, cute.make_layout(rows * t.head))
         self.before(by_pairs[0], by_pairs[1], mdelta, msums, sq, hq, d, row_tiles * ROWS, rows).launch(
             grid=[cute.ceil_div(rows, 4), 1, 1], block=[4 * WARP, 1, 1], stream=stream
@@ -119,13 +119,9 @@ class Backward:
         load_v, mv = cpasync.make_tiled_tma_atom(load, cute.make_tensor(v, keys), k_layout, box)
         store_dk, mdk = cpasync.make_tiled_tma_atom(store, cute.make_tensor(dk, keys), k_layout, box)
         store_dv, mdv = cpasync.make_tiled_tma_atom(store, cute.make_tensor(dv, keys), k_layout, box)
-        row_layout = cute.make_layout((ROWS,))  # as a tuple, here and above: the DSL aborts without
-        load_lse, mlse = cpasync.make_tiled_tma_atom(load, mlse, row_layout, (ROWS,))
-        load_delta, mdelta = cpasync.make_tiled_tma_atom(load, mdelta, row_layout, (ROWS,))
         key_tiles = cute.ceil_div(sk, BACKWARD_KEYS)
         self.kernel(
-            load_q, mq, load_do, mdo, load_k, mk, load_v, mv, store_dk, mdk, store_dv, mdv,
-            load_lse, mlse, load_delta, mdelta, msums,
+            load_q, mq, load_do, mdo, load_k, mk, load_v, mv, store_dk, mdk, store_dv, mdv, mlse, mdelta, msums,
             sq, sk, hq, hkv, window, row_tiles, scale2, scale, k_layout, q_layout, s_layout, mma_s, mma_kv, mma_q,
         ).launch(
             grid=[*((key_tiles, hkv) if t.by_keys else (hkv, key_tiles)), batch],
@@ -184,7 +180,7 @@ class Backward:
         load_q: cute.CopyAtom, mq: cute.Tensor, load_do: cute.CopyAtom, mdo: cute.Tensor,
         load_k: cute.CopyAtom, mk: cute.Tensor, load_v: cute.CopyAtom, mv: cute.Tensor,
         store_dk: cute.CopyAtom, mdk: cute.Tensor, store_dv: cute.CopyAtom, mdv: cute.Tensor,
-        load_lse: cute.CopyAtom, mlse: cute.Tensor, load_delta: cute.CopyAtom, mdelta: cute.Tensor, msums: cute.Tensor,
+        mlse: cute.Tensor, mdelta: cute.Tensor, msums: cute.Tensor,
         sq: Int32, sk: Int32, hq: Int32, hkv: Int32, window: Int32, row_tiles: Int32, scale2: Float32, scale: Float32,
         k_layout: cute.ComposedLayout, q_layout: cute.ComposedLayout, s_layout: cute.ComposedLayout,
         mma_s: cute.TiledMma, mma_kv: cute.TiledMma, mma_q: cute.TiledMma,
@@ -220,7 +216,7 @@ class Backward:
         do_full, empty = shared.do_full.data_ptr(), shared.empty.data_ptr()
         if warp_index == 0:
             tma.prepare(
-                (load_q, load_do, load_k, load_v, store_dk, store_dv, load_lse, load_delta),
+                (load_q, load_do, load_k, load_v, store_dk, store_dv),
                 (1, (kv_full, 1)),
                 (t.stages, (q_full, 1), (do_full, 1), (empty, _CONSUMERS * 4)),
             )
@@ -237,8 +233,8 @@ class Backward:
             cute.arch.setmaxregister_decrease(_REGISTERS[0])
             if warp_index == 0:
                 self.load(
-                    (load_k, mk, sk_), (load_v, mv, sv_), kv_full, (load_q, mq, sq_, q_full), (load_lse, mlse, slse),
-                    (load_do, mdo, sdo, do_full), (load_delta, mdelta, sdelta), empty,
+                    (load_k, mk, sk_), (load_v, mv, sv_), kv_full, (load_q, mq, sq_, mlse, slse, q_full),
+                    (load_do, mdo, sdo, mdelta, sdelta, do_full), empty,
                     batch, key_head, key_tile, hq, group, row_tiles, spans[0], spans[3],
                 )  # fmt: skip
         else:
@@ -251,7 +247,7 @@ class Backward:
 
     @cute.jit
     def load(
-        self, of_k, of_v, kv_full, of_q, of_lse, of_do, of_delta, empty,
+        self, of_k, of_v, kv_full, of_q, of_do, empty,
         batch: Int32, key_head: Int32, key_tile: Int32, hq: Int32, group: Int32, row_tiles: Int32,
         begin: Int32, end: Int32,
     ):  # fmt: skip
@@ -265,12 +261,8 @@ class Backward:
             to, from_ = tma.partition(atom, into, tiles)
             for i in cutlass.range_constexpr(_CONSUMERS):
                 cute.copy(atom, from_[None, key_tile * _CONSUMERS + i], to[None, i], tma_bar_ptr=kv_full)
-        load_q, mq, sq_, q_full = of_q
-        load_do, mdo, sdo, do_full = of_do
-        load_lse, mlse, slse = of_lse
-        load_delta, mdelta, sdelta = of_delta
-        to_lse, from_lse = tma.partition(load_lse, slse, cute.local_tile(mlse, (ROWS,), (None,)), modes=1)
-        to_delta, from_delta = tma.partition(load_delta, sdelta, cute.local_tile(mdelta, (ROWS,), (None,)), modes=1)
+        load_q, mq, sq_, mlse, slse, q_full = of_q
+        load_do, mdo, sdo, mdelta, sdelta, do_full = of_do
         step = Int32(0)
         for g in cutlass.range(group, unroll=1):
             head = key_head * group + g
@@ -282,11 +274,18 @@ class Backward:
             for i in cutlass.range(begin, end, unroll=1):
                 slot = step % t.stages
                 cute.arch.mbarrier_wait(empty + slot, step // t.stages % 2 ^ 1)
-                tma.expect(q_full + slot, tile_bytes + vector_bytes)
-                cute.copy(load_lse, from_lse[None, first + i], to_lse[None, slot], tma_bar_ptr=q_full + slot)
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(q_full + slot, tile_bytes + vector_bytes)
+                    _bring(mlse.iterator + (first + i) * ROWS, slse.iterator + slot * ROWS, vector_bytes, q_full + slot)
                 cute.copy(load_q, from_q[None, i], to_q[None, slot], tma_bar_ptr=q_full + slot)
-                tma.expect(do_full + slot, tile_bytes + vector_bytes)
-                cute.copy(load_delta, from_delta[None, first + i], to_delta[None, slot], tma_bar_ptr=do_full + slot)
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(do_full + slot, tile_bytes + vector_bytes)
+                    _bring(
+                        mdelta.iterator + (first + i) * ROWS,
+                        sdelta.iterator + slot * ROWS,
+                        vector_bytes,
+                        do_full + slot,
+                    )
                 cute.copy(load_do, from_do[None, i], to_do[None, slot], tma_bar_ptr=do_full + slot)
                 step += 1
 
@@ -440,6 +439,14 @@ def _step(c, step, block, first, masked):
     # Every thread has read its logarithms and sums.
     cute.arch.sync_warp()
     tma.release(c.empty + slot)
+
+
+def _bring(source: cute.Pointer, into: cute.Pointer, size: int, full: cute.Pointer) -> None:
+    """Starts a copy of ``size`` bytes to shared memory, counted by the mbarrier ``full``."""
+    cute.arch.inline_ptx(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
+        read_only_args=[into.toint(), source.toint(), Int32(size), full.toint()],
+    )
 
 
 def _add(sums: cute.Pointer, values: list) -> None:

@@ -47,17 +47,16 @@ def prepare(atoms, *rings) -> None:
     cute.arch.mbarrier_init_fence()
 
 
-def partition(atom: cute.CopyAtom, shared: cute.Tensor, tiles: cute.Tensor, rank=0, ctas: int = 1, modes: int = 2):
+def partition(atom: cute.CopyAtom, shared: cute.Tensor, tiles: cute.Tensor, rank=0, ctas: int = 1):
     """Slots in shared memory and tiles in global memory as ``atom`` copies them, numbered.
 
     Args:
         shared: (rows, columns, slots), or one slot.
         tiles: (rows, columns, tiles), of global memory.
         rank, ctas: this CTA's share of a tile, of as many.
-        modes: 1 for vectors, which have no columns.
     """
     return cpasync.tma_partition(
-        atom, rank, cute.make_layout(ctas), cute.group_modes(shared, 0, modes), cute.group_modes(tiles, 0, modes)
+        atom, rank, cute.make_layout(ctas), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
     )
 
 
