@@ -26,8 +26,8 @@ _MOST_ACCUMULATORS = 208
 # What a multiprocessor of an H200 multiplies in a clock in 16 bits (docs/h200.md), and the bytes that reach its shared
 # memory: 9.5 TB/s at 1.58 GHz, more than which no kernel was seen to load (docs/triton.md).
 _PRODUCTS, _BYTES = 2048, 45
-# How much more than the least time, by this reckoning, a tile may take and still be tried.
-_SLACK = 1.15
+# How much more than the least time, by this reckoning, a tile may take and still be tried; and taken from a neighbour.
+_SLACK, _NEIGHBOUR_SLACK = 1.15, 1.05
 # The kernel counts rows, columns and tiles in 32 bits, and TMA addresses dimensions of 32 bits.
 _MOST_ELEMENTS = 2**31
 
@@ -142,7 +142,7 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
         far = sum(abs(math.log2(x / y)) for x, y in near) + (other.epilogue != case.epilogue) / 2
         far += sum(x != y for x, y in zip(case.layout, other.layout, strict=True))
         one = Choice(**choice)
-        suits = far == 0 or _skinny(case) or _clocks(case, one) <= _most_clocks(case)
+        suits = far == 0 or _skinny(case) or _clocks(case, one) <= _NEIGHBOUR_SLACK * _least_clocks(case)
         if far < best and suits and fits(case, one):
             best, found = far, (one, f"tuned for {other.id}")
     return found or (rule(case), "rule")
@@ -315,14 +315,14 @@ def _shapes(case: Gemm) -> list[Choice]:
     return found
 
 
-def _most_clocks(case: Gemm) -> float:
-    """What a tile may take: little more than the best does."""
-    return _SLACK * min(_clocks(case, choice) for choice in _shapes(case))
+def _least_clocks(case: Gemm) -> float:
+    """What the best of a case's tiles takes."""
+    return min(_clocks(case, choice) for choice in _shapes(case))
 
 
 def _promising(case: Gemm) -> list[Choice]:
     """Those of a case's tiles that should be about the fastest."""
-    most = _most_clocks(case)
+    most = _SLACK * _least_clocks(case)
     return [choice for choice in _shapes(case) if _clocks(case, choice) <= most]
 
 

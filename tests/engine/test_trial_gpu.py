@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis.statistics import LEAST_ROUNDS
+from analysis.statistics import FALSE_DISCOVERY
 from benchmarks.engine import operations, trial
 from benchmarks.engine.buffers import Arena, copy_into
 from benchmarks.engine.machine import PhysicalLimits
@@ -196,11 +196,11 @@ def test_both_regimes_are_recorded_and_only_the_first_sustained_call_finds_a_col
     }
     for result in results:
         if result.get("regime") == "sustained":
-            assert [r["round"] for r in result["rounds"]] == list(range(LEAST_ROUNDS))
+            assert [r["round"] for r in result["rounds"]] == list(range(trial.SUSTAINED_ROUNDS))
         else:
             assert len(result["rounds"]) >= 8
         assert 0 < result["errors"]["C"]["worst"] < 1
-    assert clock.hot == [False] + [True] * (2 * LEAST_ROUNDS - 1)
+    assert clock.hot == [False] + [True] * (2 * trial.SUSTAINED_ROUNDS - 1)
 
 
 @pytest.mark.parametrize("wrong_from", [1, 2, 12, 60])
@@ -369,11 +369,13 @@ def test_of_five_equals_three_are_sustained_in_rounds_enough_for_a_verdict(run, 
     results, clock, _ = run(*(Made(f"{name}.one") for name in ("base", "a", "b", "c", "d")))
     sustained = {r["impl"]: r["rounds"] for r in results if r.get("regime") == "sustained"}
     assert len(sustained) == 3 and "base.one" in sustained
-    # Paired: every round has a block of each, and there are as many as the analysis asks for.
-    assert {tuple(r["round"] for r in rounds) for rounds in sustained.values()} == {tuple(range(LEAST_ROUNDS))}
-    for number in range(LEAST_ROUNDS):
-        assert sorted(rounds[number]["order"] for rounds in sustained.values()) == [0, 1, 2]
-    assert len(clock.hot) == 3 * LEAST_ROUNDS
+    # Paired: a block of each in every round, and enough of these for verdicts where half of what is compared differs.
+    rounds = trial.SUSTAINED_ROUNDS
+    assert 2 / 2**rounds / 0.5 <= FALSE_DISCOVERY
+    assert {tuple(r["round"] for r in each) for each in sustained.values()} == {tuple(range(rounds))}
+    for number in range(rounds):
+        assert sorted(each[number]["order"] for each in sustained.values()) == [0, 1, 2]
+    assert len(clock.hot) == 3 * rounds
 
 
 def test_of_many_equals_the_fastest_are_sustained_and_the_baseline(run, monkeypatch):
