@@ -130,8 +130,9 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
 
     A tile that suits a neighbour may leave many multiprocessors idle in the last wave of another shape: then the rule.
     """
-    best, found = 4.0, None
-    for other, choice in tuned.choices(tuned.nearest(_STACK, device_name), Cute.name):
+    kept = tuned.nearest(_STACK, device_name)
+    best, found = (4.0, False), None
+    for other, choice in tuned.choices(kept, Cute.name):
         if not isinstance(other, Gemm) or _kind(other) != _kind(case):
             continue
         near = zip(
@@ -142,9 +143,10 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
         far = sum(abs(math.log2(x / y)) for x, y in near) + (other.epilogue != case.epilogue) / 2
         far += sum(x != y for x, y in zip(case.layout, other.layout, strict=True))
         one = Choice(**choice)
-        suits = far == 0 or _skinny(case) or _clocks(case, one) <= _NEIGHBOUR_SLACK * _least_clocks(case)
-        if far < best and suits and fits(case, one):
-            best, found = far, (one, f"tuned for {other.id}")
+        suits = other == case or _skinny(case) or _clocks(case, one) <= _NEIGHBOUR_SLACK * _least_clocks(case)
+        rank = (far, other != case)  # f16 and bf16 are no distance apart, and each has its own
+        if rank < best and suits and fits(case, one):
+            best, found = rank, (one, tuned.origin(kept, Cute.name, other.id))
     return found or (rule(case), "rule")
 
 

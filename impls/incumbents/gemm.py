@@ -82,14 +82,15 @@ def choose(case: Gemm, device_name: str) -> tuple[Configuration, str]:
         pairs = ((one.m, case.m), (one.n, case.n), (one.k, case.k), (one.batch, case.batch))
         return sum(abs(math.log2(a / b)) for a, b in pairs)
 
-    kept = tuned.choices(tuned.file(Path(__file__).parent, device_name), Quack.name)
-    alike = [(c, choice) for c, choice in kept if isinstance(c, Gemm) and kind(c) == kind(case)]
+    kept = tuned.file(Path(__file__).parent, device_name)
+    tried = tuned.choices(kept, Quack.name)
+    alike = [(c, choice) for c, choice in tried if isinstance(c, Gemm) and kind(c) == kind(case)]
     if not alike:
         return DEFAULT, "QuACK's default"
-    nearest, choice = min(alike, key=lambda found: distance(found[0]))
+    nearest, choice = min(alike, key=lambda found: (distance(found[0]), found[0] != case))
     if choice["swap_ab"]:
         choice = choice | {"tile_n": _columns(case)}
-    return choice, f"tuned for {nearest.id}"
+    return choice, tuned.origin(kept, Quack.name, nearest.id)
 
 
 @dataclass(frozen=True)

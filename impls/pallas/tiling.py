@@ -21,6 +21,8 @@ from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
 _STACK = Path(__file__).parent
+# Whose choices the file has.
+_NAME, _OLDER = "pallas.mosaic_gpu", "pallas.triton"
 #: Shared memory a block of an H100 or H200 may have: 227 KiB (CUDA C++ programming guide, compute capability 9.0).
 SHARED_BYTES = 227 * 1024
 #: Rows of C that are few: they fill no tile, and time goes into reading B.
@@ -158,7 +160,7 @@ def triton_gemm(case: Gemm, device_name: str) -> tuple[TritonGemmTiling, str]:
     kept = _kept(device_name, TritonGemmTiling)
     near = case if case in kept else _nearest(case, kept)
     if near is not None and case.m >= kept[near].rows and case.n >= kept[near].cols:
-        return kept[near], _source(case, near)
+        return kept[near], _source(device_name, near, _OLDER)
     depth = 64 // dtype(case.dtype).bytes
     return TritonGemmTiling(_power(case.m), _power(case.n), min(depth, _power(case.k, 32))), "untuned"
 
@@ -171,7 +173,7 @@ def triton_attention(case: Attention, device_name: str) -> tuple[TritonAttention
     for other, tiling in _kept(device_name, TritonAttentionTiling).items():
         alike = (other.d, other.mask, dtype(other.dtype).bytes) == (case.d, case.mask, dtype(case.dtype).bytes)
         if alike and case.sq >= tiling.rows:
-            return tiling, _source(case, other)
+            return tiling, _source(device_name, other, _OLDER)
     wide = case.d > 128
     rows = _power(case.sq)
     return TritonAttentionTiling(rows, 32 if wide else 64, 8 if wide else 4, 2 if wide else 3), "untuned"
@@ -265,7 +267,7 @@ def backward(case: Attention, device_name: str) -> tuple[BackwardTiling, str]:
     """The tiling of a backward pass and where it comes from."""
     for other, tiling in _kept(device_name, BackwardTiling).items():
         if (other.d, other.mask) == (case.d, case.mask):
-            return tiling, _source(case, other)
+            return tiling, _source(device_name, other)
     return BackwardTiling(queries=128 if case.d < 128 else 64), "untuned"
 
 
@@ -273,7 +275,7 @@ def decode(case: Attention, device_name: str) -> tuple[DecodeTiling, str]:
     """The tiling of a case of one query and where it comes from."""
     kept = _kept(device_name, DecodeTiling)
     if case in kept:
-        return kept[case], "tuned"
+        return kept[case], _source(device_name, case)
     stages = max(s for s in range(2, 7) if DecodeTiling(stages=s).shared_bytes(case) <= SHARED_BYTES or s == 2)
     # Some four pieces of work for each of a large GPU's multiprocessors, of at least four steps.
     shares = max(1, min(-(-4 * MULTIPROCESSORS // (case.batch * case.hkv)), case.sk // (4 * 64)))
@@ -281,13 +283,13 @@ def decode(case: Attention, device_name: str) -> tuple[DecodeTiling, str]:
 
 
 def gemm(case: Gemm, device_name: str) -> tuple[GemmTiling, str]:
-    """The tiling of a case and where it comes from: ``tuned``, ``tuned for <case>`` or ``untuned``."""
+    """The tiling of a case and where it comes from: ``tuned for <case> in <seconds> s`` or ``untuned``."""
     kept = _kept(device_name, GemmTiling)
     if case in kept:
-        return kept[case], "tuned"
+        return kept[case], _source(device_name, case)
     near = None if case.m <= FEW else _nearest(case, kept)
     if near is not None and kept[near].shared_bytes(case) <= SHARED_BYTES:
-        return kept[near], _source(case, near)
+        return kept[near], _source(device_name, near)
     return _untuned_gemm(case), "untuned"
 
 
@@ -296,12 +298,12 @@ def attention(case: Attention, device_name: str, residuals: bool = False) -> tup
     for other, tiling in _kept(device_name, AttentionTiling).items():
         fits = tiling.shared_bytes(case, residuals) <= SHARED_BYTES
         if fits and (other.d, other.mask) == (case.d, case.mask):
-            return tiling, _source(case, other)
+            return tiling, _source(device_name, other)
     return AttentionTiling(keys=64 if case.d > 128 else 128), "untuned"
 
 
-def _source(case: Case, other: Case) -> str:
-    return "tuned" if case == other else f"tuned for {other.id}"
+def _source(device_name: str, other: Case, name: str = _NAME) -> str:
+    return tuned.origin(tuned.file(_STACK, device_name), name, other.id)
 
 
 def record(tiling: _Choice, source: str) -> dict[str, Any]:
@@ -313,7 +315,7 @@ def record(tiling: _Choice, source: str) -> dict[str, Any]:
 def _kept(device_name: str, kind: Any) -> dict[Any, Any]:
     """Tuned case -> tiling, of one kind of tilings."""
     older = kind in (TritonGemmTiling, TritonAttentionTiling)
-    chosen = tuned.choices(tuned.file(_STACK, device_name), "pallas.triton" if older else "pallas.mosaic_gpu")
+    chosen = tuned.choices(tuned.file(_STACK, device_name), _OLDER if older else _NAME)
     return {case: kind(**choice) for case, choice in chosen if (_older_kind if older else _kind)(case) is kind}
 
 

@@ -35,10 +35,10 @@ def versions(kept: Path) -> dict[str, str]:
 
 
 @cache
-def seconds(kept: Path, implementation: str) -> dict[str, float]:
-    """What tuning an implementation took, in seconds, by case id; none where there is no such file."""
-    chosen = json.loads(kept.read_text())["choices"] if kept.is_file() else {}
-    return {case_id: result["seconds"] for case_id, result in chosen.get(implementation, {}).items()}
+def origin(kept: Path, implementation: str, case_id: str) -> str:
+    """For the record of a case that takes what was chosen for ``case_id``: for which, and the seconds tuning took."""
+    result = json.loads(kept.read_text())["choices"][implementation][case_id]
+    return f"tuned for {case_id} in {result['seconds']} s"
 
 
 @cache

@@ -64,16 +64,11 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning chose for a case, and what that took."""
+    """What tuning chose for a case, and in words where that comes from."""
 
     case_id: str
     choice: dict[str, Any]
-    seconds: float
-
-    @property
-    def origin(self) -> str:
-        """In words, for the record of a case that takes this choice."""
-        return f"tuned for {self.case_id} in {self.seconds} s"
+    origin: str
 
 
 def nearest(
@@ -99,12 +94,12 @@ def nearest(
     """
     kept = tuned.nearest(_STACK, device_name)
     here = [math.log2(size) for size in sizes(case)]
-    best, found = far, None
+    best, found = (far, False), None
     for other, choice in tuned.choices(kept, name):
         if type(other) is type(case) and alike(other) == alike(case):
             distance = sum(abs(x - math.log2(size)) for x, size in zip(here, sizes(other), strict=True))
-            if distance < best:
-                best, found = distance, Tuned(other.id, choice, tuned.seconds(kept, name)[other.id])
+            if (distance, other != case) < best:  # f16 and bf16 are no distance apart, and each has its own
+                best, found = (distance, other != case), Tuned(other.id, choice, tuned.origin(kept, name, other.id))
     return found
 
 

@@ -296,7 +296,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What tuning kept: one case."""
     file = tmp_path / "h200.json"
     choice = Choice(128, 256, 64, 2, 1, raster="n", swizzle=8).config()
-    chosen = {"cutlass.cpp": {"gemm:4096x4096x4096:bf16": {"choice": choice, "time_us": 1.0}}}
+    chosen = {"cutlass.cpp": {"gemm:4096x4096x4096:bf16": {"choice": choice, "time_us": 1.0, "seconds": 2.0}}}
     file.write_text(json.dumps({"versions": {}, "choices": chosen}))
     monkeypatch.setattr(tuned, "file", lambda stack, device_name: file)
     return file
@@ -304,7 +304,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_choice_serves_its_neighbours(kept: Path) -> None:
     near, origin = cpp_choices.choose(gemm("4096x2048x4096:f16:nt"), H200.name)
-    assert (near.m, near.n, near.raster, origin) == (128, 256, "n", "tuned for gemm:4096x4096x4096:bf16")
+    assert (near.m, near.n, near.raster, origin) == (128, 256, "n", "tuned for gemm:4096x4096x4096:bf16 in 2.0 s")
     # 64^3 is eighteen doublings away; f8 takes other instructions.
     for far in ("64x64x64:bf16", "4096x4096x4096:f8e4m3:nt"):
         assert cpp_choices.choose(gemm(far), H200.name)[1] == "rule"
@@ -342,7 +342,8 @@ def test_what_is_stored_along_n_comes_in_whole_lines() -> None:
 def test_a_neighbour_of_another_layout_takes_the_width_its_own_way(kept: Path) -> None:
     choice = Choice(256, 208, 64, 1, 2, swapped=True).config()
     few = Choice(64, 16, 128, schedule="pingpong", swapped=True).config()
-    chosen = {"gemm:8192x8192x8192:bf16": {"choice": choice}, "gemm:16x8192x8192:bf16:nt": {"choice": few}}
+    tried = {"gemm:8192x8192x8192:bf16": choice, "gemm:16x8192x8192:bf16:nt": few}
+    chosen = {case: {"choice": one, "seconds": 2.0} for case, one in tried.items()}
     kept.write_text(json.dumps({"versions": {}, "choices": {"cutlass.cpp": chosen}}))
     for layout, swapped in (("nn", True), ("nt", False), ("tt", False)):
         near, _ = cpp_choices.choose(gemm(f"8192x8192x4096:bf16:{layout}"), H200.name)

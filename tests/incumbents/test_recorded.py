@@ -122,19 +122,19 @@ def test_a_shape_takes_the_choice_of_the_nearest_that_was_tuned(tmp_path, monkey
     large, long = ({**gemm.DEFAULT, "tile_n": n} for n in (128, 160))
     few = {**gemm.DEFAULT, "tile_n": 64, "swap_ab": True}
     tuned_cases = {"8192x8192x8192:bf16": large, "1024x1024x65536:bf16": long, "16x8192x8192:bf16": few}
-    results = {f"gemm:{case}": {"choice": choice} for case, choice in tuned_cases.items()}
+    results = {f"gemm:{case}": {"choice": choice, "seconds": 2.0} for case, choice in tuned_cases.items()}
     kept.write_text(json.dumps({"versions": {}, "choices": {"incumbents.quack": results}}))
     monkeypatch.setattr(tuned, "file", lambda stack, device_name: kept)
 
     def chosen(spec: str) -> tuple[object, str]:
         return gemm.choose(parse_case(f"gemm:{spec}"), H200.name)
 
-    assert chosen("4096x4096x4096:bf16") == (large, "tuned for gemm:8192x8192x8192:bf16")
-    assert chosen("2048x1024x32768:bf16") == (long, "tuned for gemm:1024x1024x65536:bf16")
+    assert chosen("4096x4096x4096:bf16") == (large, "tuned for gemm:8192x8192x8192:bf16 in 2.0 s")
+    assert chosen("2048x1024x32768:bf16") == (long, "tuned for gemm:1024x1024x65536:bf16 in 2.0 s")
     # The tile is as narrow as few rows allow.
-    assert chosen("16x4096x4096:bf16") == ({**few, "tile_n": 16}, "tuned for gemm:16x8192x8192:bf16")
-    assert chosen("65x4096x4096:bf16") == ({**few, "tile_n": 128}, "tuned for gemm:16x8192x8192:bf16")
+    assert chosen("16x4096x4096:bf16") == ({**few, "tile_n": 16}, "tuned for gemm:16x8192x8192:bf16 in 2.0 s")
+    assert chosen("65x4096x4096:bf16") == ({**few, "tile_n": 128}, "tuned for gemm:16x8192x8192:bf16 in 2.0 s")
     # f16 is computed as bf16 is; another width, layout or epilogue is another problem.
-    assert chosen("8192x8192x8192:f16") == (large, "tuned for gemm:8192x8192x8192:bf16")
+    assert chosen("8192x8192x8192:f16") == (large, "tuned for gemm:8192x8192x8192:bf16 in 2.0 s")
     for spec in ("8192x8192x8192:f8e4m3", "8192x8192x8192:bf16:nt", "8192x8192x8192:bf16:bias"):
         assert chosen(spec) == (gemm.DEFAULT, "QuACK's default")

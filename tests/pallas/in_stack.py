@@ -48,7 +48,7 @@ def _mosaic(case: Case) -> Callable[..., Any]:
         return mosaic_gemm.function(case, tiling.gemm(case, H200.name)[0], MULTIPROCESSORS, None)
     assert isinstance(case, Attention)
     if case.direction == "bwd":
-        forward = mosaic_attention.function(case, tiling.attention(case, H200, True)[0], None, residuals=True)
+        forward = mosaic_attention.function(case, tiling.attention(case, H200.name, True)[0], None, residuals=True)
         backward = mosaic_backward.function(case, tiling.backward(case, H200.name)[0], None)
 
         def both(Q: Any, K: Any, V: Any, dO: Any) -> Any:

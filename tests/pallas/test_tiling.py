@@ -41,9 +41,8 @@ def test_flagship_tiles_fit_a_multiprocessor(case) -> None:
 
 def test_a_tuned_case_takes_its_own_tiles_and_its_neighbours_take_them_too() -> None:
     own, source = tiling.gemm(gemm("8192x8192x8192:bf16"), H200.name)
-    assert source == "tuned"
-    near, source = tiling.gemm(gemm("8192x8192x6144:f16"), H200.name)
-    assert (near, source) == (own, "tuned for gemm:8192x8192x8192:bf16")
+    assert source.startswith("tuned for gemm:8192x8192x8192:bf16 in ")
+    assert tiling.gemm(gemm("8192x8192x6144:f16"), H200.name) == (own, source)
     assert tiling.gemm(gemm("8192x8192x8192:bf16"), "another GPU")[1] == "untuned"
 
 
