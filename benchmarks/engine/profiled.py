@@ -12,9 +12,9 @@ sweeps only read, and are told from the call's kernels by their name.
     python -m benchmarks.engine.profiled JOB ANSWERS
 
 JOB is a JSON file: ``device``, ``seed``, ``seconds`` after which no program is begun, ``programs`` [{``impl``,
-``case``}]. ANSWERS gets one JSON line per program,
-in order, as soon as it is done: ``impl``, ``case``, ``status`` (``ok``, ``unsupported``, ``failed``), ``reason``,
-``config`` and ``window``, the number of its window, or null where it got none; ``left`` for what was not begun.
+``case``}]. ANSWERS gets one JSON line per program, in order, as soon as it is done: ``impl``, ``case``, ``status``
+(``ok``, ``unsupported``, ``failed``; ``left`` where it was not begun, which has no more), ``reason``, ``config`` and
+``window``, the number of its window, or null where it got none.
 """
 
 from __future__ import annotations

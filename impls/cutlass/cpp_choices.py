@@ -153,8 +153,8 @@ def fits(case: Gemm, choice: Choice) -> bool:
 def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
     """The choice for a case, and where it comes from: ``tuned for <case id> in <seconds> s`` or ``rule``."""
     kept = tuned.nearest(_STACK, device_name)
-    best, found = (_FAR, False), None
-    for other, choice in tuned.choices(kept, NAME):
+    best, found = _FAR, None
+    for other, choice in tuned.around(kept, NAME, case):
         assert isinstance(other, Gemm)
         chosen = Choice(**choice)
         if other.m > 64 or other.groups:
@@ -164,8 +164,8 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
         if _alike(other) == _alike(case):
             sizes = zip(_sizes(case), _sizes(other), strict=True)
             distance = sum(abs(math.log2(x / y)) for x, y in sizes)
-            if (distance, other != case) < best:  # f16 and bf16 are no distance apart, and each has its own
-                best, found = (distance, other != case), (chosen, tuned.origin(kept, NAME, other.id))
+            if distance < best:
+                best, found = distance, (chosen, tuned.origin(kept, NAME, other.id))
     return found or (rule(case), "rule")
 
 

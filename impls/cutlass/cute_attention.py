@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from impls.contract import Device, Implementation, Program
+from impls.support.h200 import MULTIPROCESSORS
 from impls.workloads.attention import Attention
 from impls.workloads.base import Case
 
@@ -27,7 +28,6 @@ SHARED_BYTES = 227 * 1024
 _MULTIPROCESSOR_BYTES, _RESERVED_BYTES = 228 * 1024, 1024
 # K and V of as many heads are to stay in L2 (50 MB on an H200) while tiles of these heads are under way.
 _SECTION_BYTES = 32 * 2**20
-_H200_MULTIPROCESSORS = 132
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ class Cute(Implementation):
             return o + rows * (2 + _padded(case)) * 4
         if not decodes(case):
             return 0
-        _, shares = decode_tiles(case, _H200_MULTIPROCESSORS)
+        _, shares = decode_tiles(case, MULTIPROCESSORS)
         return shares * case.batch * case.hq * (case.d + 2) * 4 if shares > 1 else 0
 
     def traffic_bytes(self, case: Case) -> int:
@@ -330,7 +330,7 @@ class Cute(Implementation):
         from impls.cutlass.kernels import cute_host
 
         if decodes(case):
-            decode, shares = decode_tiles(case, _H200_MULTIPROCESSORS)
+            decode, shares = decode_tiles(case, MULTIPROCESSORS)
             return [Built(decode, cute_host.found(decode), shares)]
         forward = replace(self.tiles(case), residuals=case.direction != "fwd")
         built = [Built(forward, cute_host.found(forward))]

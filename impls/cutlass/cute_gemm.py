@@ -131,8 +131,9 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
     A tile that suits a neighbour may leave many multiprocessors idle in the last wave of another shape: then the rule.
     """
     kept = tuned.nearest(_STACK, device_name)
-    best, found = (4.0, False), None
-    for other, choice in tuned.choices(kept, Cute.name):
+    most = math.inf if _skinny(case) else _NEIGHBOUR_SLACK * min(_clocks(case, one) for one in _shapes(case))
+    best, found = 4.0, None
+    for other, choice in tuned.around(kept, Cute.name, case):
         if not isinstance(other, Gemm) or _kind(other) != _kind(case):
             continue
         near = zip(
@@ -143,10 +144,9 @@ def choose(case: Gemm, device_name: str) -> tuple[Choice, str]:
         far = sum(abs(math.log2(x / y)) for x, y in near) + (other.epilogue != case.epilogue) / 2
         far += sum(x != y for x, y in zip(case.layout, other.layout, strict=True))
         one = Choice(**choice)
-        suits = other == case or _skinny(case) or _clocks(case, one) <= _NEIGHBOUR_SLACK * _least_clocks(case)
-        rank = (far, other != case)  # f16 and bf16 are no distance apart, and each has its own
-        if rank < best and suits and fits(case, one):
-            best, found = rank, (one, tuned.origin(kept, Cute.name, other.id))
+        suits = other == case or _clocks(case, one) <= most
+        if far < best and suits and fits(case, one):
+            best, found = far, (one, tuned.origin(kept, Cute.name, other.id))
     return found or (rule(case), "rule")
 
 
@@ -317,15 +317,10 @@ def _shapes(case: Gemm) -> list[Choice]:
     return found
 
 
-def _least_clocks(case: Gemm) -> float:
-    """What the best of a case's tiles takes."""
-    return min(_clocks(case, choice) for choice in _shapes(case))
-
-
 def _promising(case: Gemm) -> list[Choice]:
     """Those of a case's tiles that should be about the fastest."""
-    most = _SLACK * _least_clocks(case)
-    return [choice for choice in _shapes(case) if _clocks(case, choice) <= most]
+    clocks = {choice: _clocks(case, choice) for choice in _shapes(case)}
+    return [choice for choice, each in clocks.items() if each <= _SLACK * min(clocks.values())]
 
 
 def _clocks(case: Gemm, choice: Choice) -> float:

@@ -83,11 +83,11 @@ def choose(case: Gemm, device_name: str) -> tuple[Configuration, str]:
         return sum(abs(math.log2(a / b)) for a, b in pairs)
 
     kept = tuned.file(Path(__file__).parent, device_name)
-    tried = tuned.choices(kept, Quack.name)
+    tried = tuned.around(kept, Quack.name, case)
     alike = [(c, choice) for c, choice in tried if isinstance(c, Gemm) and kind(c) == kind(case)]
     if not alike:
         return DEFAULT, "QuACK's default"
-    nearest, choice = min(alike, key=lambda found: (distance(found[0]), found[0] != case))
+    nearest, choice = min(alike, key=lambda found: distance(found[0]))
     if choice["swap_ab"]:
         choice = choice | {"tile_n": _columns(case)}
     return choice, tuned.origin(kept, Quack.name, nearest.id)

@@ -28,21 +28,29 @@ def nearest(stack: Path, device_name: str) -> Path:
 
 
 @cache
+def _content(kept: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {"versions": {}, "choices": {}}
+    return content
+
+
 def versions(kept: Path) -> dict[str, str]:
     """The library's version that the choices were made with; empty where there is no such file."""
-    found: dict[str, str] = json.loads(kept.read_text())["versions"] if kept.is_file() else {}
+    found: dict[str, str] = _content(kept)["versions"]
     return found
 
 
-@cache
 def origin(kept: Path, implementation: str, case_id: str) -> str:
     """For the record of a case that takes what was chosen for ``case_id``: for which, and the seconds tuning took."""
-    result = json.loads(kept.read_text())["choices"][implementation][case_id]
-    return f"tuned for {case_id} in {result['seconds']} s"
+    return f"tuned for {case_id} in {_content(kept)['choices'][implementation][case_id]['seconds']} s"
 
 
 @cache
 def choices(kept: Path, implementation: str) -> list[tuple[Case, dict[str, Any]]]:
     """The cases that were tuned for an implementation, and what was chosen; none where there is no such file."""
-    chosen = json.loads(kept.read_text())["choices"] if kept.is_file() else {}
-    return [(parse_case(case_id), result["choice"]) for case_id, result in chosen.get(implementation, {}).items()]
+    chosen = _content(kept)["choices"].get(implementation, {})
+    return [(parse_case(case_id), result["choice"]) for case_id, result in chosen.items()]
+
+
+def around(kept: Path, implementation: str, case: Case) -> list[tuple[Case, dict[str, Any]]]:
+    """``choices``, the case's own first: of several that are as near, as f16 and bf16 of a shape are, it is taken."""
+    return sorted(choices(kept, implementation), key=lambda chosen: chosen[0] != case)

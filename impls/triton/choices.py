@@ -94,12 +94,12 @@ def nearest(
     """
     kept = tuned.nearest(_STACK, device_name)
     here = [math.log2(size) for size in sizes(case)]
-    best, found = (far, False), None
-    for other, choice in tuned.choices(kept, name):
+    best, found = far, None
+    for other, choice in tuned.around(kept, name, case):
         if type(other) is type(case) and alike(other) == alike(case):
             distance = sum(abs(x - math.log2(size)) for x, size in zip(here, sizes(other), strict=True))
-            if (distance, other != case) < best:  # f16 and bf16 are no distance apart, and each has its own
-                best, found = (distance, other != case), Tuned(other.id, choice, tuned.origin(kept, name, other.id))
+            if distance < best:
+                best, found = distance, Tuned(other.id, choice, tuned.origin(kept, name, other.id))
     return found
 
 
