@@ -171,7 +171,7 @@ def observe(built: Built, calls: int, how: How = How(), dirt: Dirt | None = None
         windows.append((begin, trace.now()))
         device.stamp(1)
         device.synchronize()
-        clocks.append(device.clock_mhz())
+        clocks.append(gpus.clock_mhz(device.stamps()))
     activity = trace.take()
     spans = cupti.attribute(activity, windows)
     kernels = cupti.attribute([a for a in activity if a[2] not in (cupti.COPY, cupti.MEMSET)], windows)

@@ -52,6 +52,10 @@ class Crew:
         """Whether the seat's worker lives."""
         return seat in self._workers and self._workers[seat].alive
 
+    def holds(self, seat: Seat, worker: Worker) -> bool:
+        """Whether it is this worker, not one that replaced it, that lives in the seat."""
+        return self._workers.get(seat) is worker and worker.alive
+
     @contextmanager
     def exclusive(self, seat: Seat) -> Iterator[None]:
         """The device is this seat's alone: on a CPU all other workers are stopped meanwhile."""

@@ -29,6 +29,12 @@ def shared(case: Case, variants: int, device: Device) -> int:
     return variants * sum(s.nbytes for s in case.input_specs().values()) if device.kind == "cpu" else 0
 
 
+def kept(case: Case, variants: int) -> int:
+    """Bytes that a GPU's host keeps of a case: its input variants, the inputs that come back, and a few outputs."""
+    given = sum(s.nbytes for s in case.input_specs().values())
+    return (variants + 1) * given + INPUT_SETS * (case.total_bytes() - given)
+
+
 def too_large(case: Case, device: Device, variants: int) -> str | None:
     """Why no implementation can run ``case`` here, in one sentence; None where one fits."""
     needed = INPUT_SETS * case.total_bytes() + shared(case, variants, device)

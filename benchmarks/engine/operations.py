@@ -97,6 +97,7 @@ class _Built:
     gpu: ModuleType | None
     residency: Residency
     sets: dict[int, _Loaded] = field(default_factory=dict)
+    mapped: set[str] = field(default_factory=set)  # keys of the shared arrays that it was given or gave into
 
 
 class Operations:
@@ -105,7 +106,7 @@ class Operations:
     def __init__(self) -> None:
         self._programs: dict[str, _Built] = {}
         self._mapped: dict[str, np.ndarray] = {}
-        self._pinned: list[tuple[ModuleType, np.ndarray]] = []
+        self._pinned: dict[str, ModuleType] = {}
         self._gpu: ModuleType | None = None
         self._named: dict[str, Callable[..., dict[str, Any]]] = {
             "prepare": self.prepare,
@@ -166,14 +167,14 @@ class Operations:
         at the same time."""
         built = self._get(program)
         for arrays, gpu in ((given, built.gpu), (taken, None)):
-            self._views({str(number): descriptor for number, descriptor in enumerate(arrays)}, gpu)
+            self._views(built, {str(number): descriptor for number, descriptor in enumerate(arrays)}, gpu)
         return {}
 
     def load(self, program: str, set: int, inputs: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
         """Give inputs to the program: on a CPU copies of its own, on a GPU the shared buffers to copy to the device."""
         built = self._get(program)
         built.sets.pop(set, None)
-        shared = self._views(inputs, built.gpu)
+        shared = self._views(built, inputs, built.gpu)
         with built.residency.watch():
             arrays = shared if built.gpu else {name: buffers.own_copy(array) for name, array in shared.items()}
             start = time.perf_counter()
@@ -195,7 +196,7 @@ class Operations:
 
     def _refill(self, built: _Built, set: int, inputs: Mapping[str, buffers.Descriptor]) -> Any:
         loaded = self._loaded(built, set)
-        shared = self._views(inputs, built.gpu)
+        shared = self._views(built, inputs, built.gpu)
         try:
             buffers.alike(loaded.arrays, shared)
         except buffers.WrongArrays:
@@ -224,7 +225,7 @@ class Operations:
         """
         built = self._get(program)
         loaded = {which: self._loaded(built, which).value for which in sets}
-        copies = {int(index): self._views(into, None) for index, into in keep.items()}
+        copies = {int(index): self._views(built, into, None) for index, into in keep.items()}
         indices = [*copies, *map(int, renew or {})]
         if not all(0 <= index < len(sets) for index in indices):
             raise BadRequest(f"A block of {len(sets)} calls has no call {max(indices)}.")
@@ -249,7 +250,7 @@ class Operations:
         if not hasattr(built.timing, "sustain"):
             raise BadRequest("Only on a GPU are calls sustained.")
         loaded = {which: self._loaded(built, which).value for which in sets}
-        copies = self._views(keep, None)
+        copies = self._views(built, keep, None)
         with built.residency.watch():
             answer: dict[str, Any] = built.timing.sustain(built.program, loaded, sets, copies, hot)
         return answer
@@ -258,7 +259,7 @@ class Operations:
         """Copy a set's inputs, as they are now, into shared buffers."""
         built = self._get(program)
         now = built.program.read_inputs(self._loaded(built, set).value)
-        buffers.copy_into(self._views(into, None), now, buffers.copiers() if built.gpu else None)
+        buffers.copy_into(self._views(built, into, None), now, buffers.copiers() if built.gpu else None)
         return {}
 
     def release(self, program: str) -> dict[str, Any]:
@@ -267,13 +268,15 @@ class Operations:
         del self._programs[program]
         peak = built.residency.peak_bytes
         built.sets.clear()
-        for gpu, array in self._pinned:
-            gpu.unpin(array)
-        self._pinned.clear()
-        self._mapped.clear()
+        for key in built.mapped.difference(*(other.mapped for other in self._programs.values())):
+            array = self._mapped.pop(key)
+            if key in self._pinned:
+                self._pinned.pop(key).unpin(array)
         built.program.release()
         del built
         gc.collect()
+        if not self._programs:
+            gc.freeze()  # a library's objects, which are many, are not looked through again
         return {"peak_memory_bytes": peak}
 
     def _get(self, program: str) -> _Built:
@@ -281,8 +284,11 @@ class Operations:
             raise BadRequest(f"There is no program {program!r} here.")
         return self._programs[program]
 
-    def _views(self, described: Mapping[str, buffers.Descriptor], gpu: ModuleType | None) -> dict[str, np.ndarray]:
-        """Shared arrays by name. Mapped once (half a second for a GiB) and kept until a program is released.
+    def _views(
+        self, built: _Built, described: Mapping[str, buffers.Descriptor], gpu: ModuleType | None
+    ) -> dict[str, np.ndarray]:
+        """Shared arrays by name. Mapped once (half a second for a GiB) and kept until the last program that had them
+        is released.
 
         With ``gpu``, as inputs are on a GPU, they are pinned meanwhile: the device copies from them by itself. Outputs
         come through pinned memory that the stacks' libraries keep.
@@ -290,10 +296,11 @@ class Operations:
         found = {}
         for name, descriptor in described.items():
             key = repr(sorted(descriptor.items()))
+            built.mapped.add(key)
             if key not in self._mapped:
                 array = self._mapped[key] = buffers.view(descriptor)
                 if gpu is not None and gpu.pin(array):
-                    self._pinned.append((gpu, array))
+                    self._pinned[key] = gpu
             found[name] = self._mapped[key]
         return found
 

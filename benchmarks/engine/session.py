@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -35,7 +34,10 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Commit of a copy that has no git folder, written by ``benchmarks.bundle``.
 STAMP = "ridgemark-commit.json"
 REGIMES = {"cpu": "warm", "cuda": "burst"}
-#: References that are made ahead on a GPU. That of an attention backward takes several cases' time.
+#: Cases that a GPU's host prepares at the same time, on all its cores; they are measured one after the other. That many
+#: fit into a share of the device's memory together, and what the host keeps of them into so much of its own.
+TOGETHER, TOGETHER_SHARE, TOGETHER_BYTES = 6, 0.25, 8 * 2**30
+#: References that are made ahead on a GPU, at the least. That of an attention backward takes several cases' time.
 AHEAD = 3
 #: A case that is also sustained gets so many shares of a budget.
 SUSTAINED_SHARES = 2
@@ -101,6 +103,7 @@ class Session:
         self.deadlines = deadlines or trial.Deadlines.within(plan.budget_s)
         self.phases = trial.Phases()
         self.results: list[dict[str, Any]] = []
+        self._said: dict[tuple[str, str], str | None] = {}
 
     def run(self, progress: Progress, *, measure: bool = True) -> bool:
         """Run the plan. Every result is recorded as soon as its case is done.
@@ -121,20 +124,30 @@ class Session:
         try:
             crew = Crew(pool, self.environments, self._introduce)
             todo = [c for c in self.plan.cases if c.id not in self.finished]
-            asked: deque[Future[Asked | None]] = deque()
-            for done, case in enumerate(todo):
-                available = None
-                if self.plan.budget_s is not None:
-                    left = self.plan.budget_s - (time.monotonic() - start)
-                    available = left * self._shares(case) / sum(map(self._shares, todo[done:]))
-                for following in todo[done + len(asked) : done + 1 + AHEAD]:
-                    asked.append(asking.submit(self._ask, following, reference, arena))
-                question = asked.popleft().result()
-                one = self._trial(case, crew, reference, arena, progress, available, measure, question)
-                interrupted = interrupted or (one is not None and one.interrupted)
-                if interrupted:
-                    break
-                progress.case_done(case.id, one.told if one is not None else "nothing here runs it")
+            asked: dict[str, Future[Asked | None]] = {}
+            while todo and not interrupted:
+                batch = self._together(todo)
+                ahead = max(AHEAD, len(self._together(todo[len(batch) :])))
+                for case in todo[: len(batch) + ahead]:
+                    if case.id not in asked:
+                        asked[case.id] = asking.submit(self._ask, case, reference, arena)
+                refusals = [self._refusals(case) for case in batch]
+                trials = [
+                    self._trial(case, place, crew, reference, arena, progress, measure, asked.pop(case.id))
+                    for place, case in enumerate(batch)
+                ]
+                if len(batch) > 1:
+                    trial.prepare_ahead([one for one in trials if one is not None])
+                for case, one, refused in zip(batch, trials, refusals, strict=True):
+                    available = None
+                    if self.plan.budget_s is not None:
+                        left = self.plan.budget_s - (time.monotonic() - start)
+                        available = left * self._shares(case) / sum(map(self._shares, todo))
+                    todo.remove(case)
+                    interrupted = self._run(one, refused, progress, available)
+                    if interrupted:
+                        break
+                    progress.case_done(case.id, one.told if one is not None else "nothing here runs it")
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -162,46 +175,68 @@ class Session:
 
         On a CPU it would take them from what is measured. None there, and where there is no room or no taker.
         """
-        takers = [i for i in self.plan.takers(case, self.device) if not registry.refusal(i, case, self.device)]
-        if self.device.kind == "cpu" or not takers or memory.too_large(case, self.device, VARIANTS):
+        if self.device.kind == "cpu" or not self._willing(case):
             return None
         try:
             return reference.ask(case, self.plan.seed, arena)
         except NoRoom:
             return None
 
+    def _together(self, cases: Sequence[Case]) -> list[Case]:
+        """The first cases, as many as are prepared at the same time; one on a CPU, which has no cores to spare."""
+        most = TOGETHER if self.device.kind == "cuda" else 1
+        room, shared = TOGETHER_SHARE * self.device.memory_bytes, float(TOGETHER_BYTES)
+        taken: list[Case] = []
+        for case in cases[:most]:
+            room -= sum(memory.footprint(i, case) for i in [*self._willing(case), *self._willing(case)[:1]])
+            shared -= memory.kept(case, VARIANTS)
+            if taken and min(room, shared) < 0:
+                break
+            taken.append(case)
+        return taken
+
+    def _willing(self, case: Case) -> list[Implementation]:
+        """Who takes it here."""
+        return [i for i in self.plan.takers(case, self.device) if self._refusal(i, case) is None]
+
+    def _refusal(self, implementation: Implementation, case: Case) -> str | None:
+        """Why an implementation does not run a case here, one sentence; None where it does."""
+        return self._unfit(implementation, case) or self._out_of_patience(implementation)
+
+    def _unfit(self, implementation: Implementation, case: Case) -> str | None:
+        # Asked several times, and some look through their tiles for an answer.
+        asked = implementation.name, case.id
+        if asked not in self._said:
+            self._said[asked] = (
+                registry.refusal(implementation, case, self.device)
+                or memory.too_large(case, self.device, VARIANTS)
+                or self.missing.get(implementation.stack)
+            )
+        return self._said[asked]
+
+    def _refusals(self, case: Case) -> list[dict[str, Any]]:
+        """The results of those that do not run it; which probe a ceiling's implementation serves is no news."""
+        if case.workload == "ceiling":
+            return []
+        reasons = {i: self._refusal(i, case) for i in self.plan.takers(case, self.device)}
+        return [trial.refused(case, i, reason, self.plan.seed) for i, reason in reasons.items() if reason is not None]
+
     def _trial(
         self,
         case: Case,
+        place: int,
         crew: Crew,
         reference: Reference,
         arena: Arena,
         progress: Progress,
-        available_s: float | None,
         measure: bool,
-        asked: Asked | None,
+        asked: Future[Asked | None],
     ) -> trial.Trial | None:
-        begun = time.monotonic()
-        baseline = baseline_of(case.workload, self.device.kind)
-        willing: list[Implementation] = []
-        refusals: list[dict[str, Any]] = []
-        too_large = memory.too_large(case, self.device, VARIANTS)
-        for implementation in self.plan.takers(case, self.device):
-            reason = (
-                registry.refusal(implementation, case, self.device)
-                or too_large
-                or self.missing.get(implementation.stack)
-                or self._out_of_patience(implementation)
-            )
-            if reason is None:
-                willing.append(implementation)
-            elif case.workload != "ceiling":  # which probe a ceiling's implementation serves is no news
-                refusals.append(trial.refused(case, implementation, reason, self.plan.seed))
+        willing = self._willing(case)
         if not willing:
-            for refusal in refusals:
-                self._record(refusal)
             return None
-        one = trial.Trial(
+        baseline = baseline_of(case.workload, self.device.kind)
+        return trial.Trial(
             case,
             willing,
             next((i for i in willing if i.name == baseline), None),
@@ -214,23 +249,33 @@ class Session:
             progress=progress,
             phases=self.phases,
             deadlines=self.deadlines,
-            available_until=None if available_s is None else begun + available_s,
             measure=measure,
             artefacts=None if self.writer is None else artefacts.folder(self.writer.path),
             sustain=self.device.kind == "cuda" and case.id in self.plan.sustained,
-            asked=asked,
+            asked=asked.result(),
+            place=place,
         )
-        results = one.run()
+
+    def _run(
+        self,
+        one: trial.Trial | None,
+        refusals: Sequence[dict[str, Any]],
+        progress: Progress,
+        available_s: float | None,
+    ) -> bool:
+        """Run a case and record its results, and those of who does not run it. Returns whether it was interrupted."""
+        results = one.run(available_s) if one is not None else []
+        interrupted = one is not None and one.interrupted
         failed = any(r["status"] in ("failed", "crashed", "timeout") for r in results)
         if failed and self.device.kind == "cuda" and machines.gpu_is_gone():
             # No stack's fault: the case is not finished, and to be resumed where there is a GPU.
             progress.print("The GPU is gone: the run ends here. Go on with it where there is one, with --resume.")
-            one.interrupted = True
+            interrupted = True
             results = [r | {"complete": False} for r in results]
         # Refusals last: a case of which only they are known is not finished.
-        for result in [*results, *(r | {"complete": not one.interrupted} for r in refusals)]:
+        for result in [*results, *(r | {"complete": not interrupted} for r in refusals)]:
             self._record(result)
-        return one
+        return interrupted
 
     # -- recording ------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ worker is talked to (pool) or what is right (judge).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import time
@@ -34,9 +35,9 @@ from benchmarks.engine.verdicts import JUDGES, Slot, Verdicts
 from impls.contract import Device, Implementation
 from impls.workloads.base import Case
 
-# Workers on a GPU among which a stack's implementations are dealt, so that they are prepared at the same time. On a
-# CPU, where all share the cores, it is one.
-LANES = 3
+# Workers on a GPU among which a stack's implementations are dealt, so that they are prepared at the same time, those of
+# several cases too. On a CPU, where all share the cores, it is one.
+LANES = 6
 # An implementation that skips one call in n is caught for certain where n is not above this.
 STREAK = 16
 # Memory for outputs that wait to be judged; on a GPU that of the host, where one waits for each judge.
@@ -116,7 +117,7 @@ class Entry:
     replica: int
     program: str
     lane: int = 0
-    prepared: bool = False
+    worker: Worker | None = None  # the one that holds the prepared program
     status: str | None = None
     reason: str | None = None
     rounds: list[dict[str, Any]] = field(default_factory=list)
@@ -175,11 +176,11 @@ class Trial:
     Args:
         implementations: those that said they support the case.
         baseline: the one that the others are compared with; None where it is not among them.
-        available_until: ``time.monotonic()`` at which the case should be done; None where there is no budget.
         measure: False judges only.
         sustain: also measure back to back (on a GPU), after the rounds.
         asked: the question of this case, where it has been put to the reference already.
         artefacts: folder for the code that implementations generated; None keeps none.
+        place: of the case among those that are prepared at once.
     """
 
     def __init__(
@@ -197,16 +198,17 @@ class Trial:
         progress: Progress,
         phases: Phases,
         deadlines: Deadlines,
-        available_until: float | None = None,
         measure: bool = True,
         sustain: bool = False,
         asked: Asked | None = None,
         artefacts: Path | None = None,
+        place: int = 0,
     ) -> None:
         self.case, self.device, self.limits, self.seed = case, device, limits, seed
         self.crew, self.reference, self.arena = crew, reference, arena
         self.progress, self.phases, self.deadlines = progress, phases, deadlines
-        self.available_until, self.measure, self.sustain = available_until, measure, sustain
+        self.measure, self.sustain = measure, sustain
+        self.available_until: float | None = None
         self.artefacts, self.asked = artefacts, asked
         self.interrupted = False
         self.random = random.Random(seed)
@@ -214,7 +216,7 @@ class Trial:
         before: dict[str, int] = defaultdict(int)  # implementations of the same stack
         entries = []
         for i in implementations:
-            entries.append(Entry(i, 0, f"{case.id}|{i.name}|0", before[i.stack] % lanes))
+            entries.append(Entry(i, 0, f"{case.id}|{i.name}|0", (place + before[i.stack]) % lanes))
             before[i.stack] += 1
         self.always: list[Entry] = []
         if baseline is not None and measure:
@@ -222,27 +224,43 @@ class Trial:
             self.always = [e for e in entries if e.implementation is baseline] + [twin]
             entries.append(twin)
         self.entries = entries
+        self.groups: list[list[Entry]] = []
         self.verdicts: Verdicts | None = None
         self._returned: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
         self._rounds_done = 0
 
-    def run(self) -> list[dict[str, Any]]:
-        """The results, one per entry that came to an end.
+    def open(self) -> None:
+        """Put the question, make room for the answers, and see who fits on the device together; once.
 
-        Ctrl-C ends the trial early: ``interrupted`` is then set, and the entries that have rounds keep them with
-        ``complete`` false.
+        Raises:
+            NoRoom: the arrays fit nowhere.
+            concurrent.futures.process.BrokenProcessPool: the reference process is gone.
         """
-        groups = memory.groups(
+        if self.groups:
+            return
+        self.asked = self.asked or self.reference.ask(self.case, self.seed, self.arena)
+        self.verdicts = self.verdicts or self._make_room()
+        self.groups = memory.groups(
             [(e, memory.footprint(e.implementation, self.case)) for e in self.entries if e not in self.always],
             [(e, memory.footprint(e.implementation, self.case)) for e in self.always],
             int(memory.USABLE * self.device.memory_bytes) - memory.shared(self.case, VARIANTS, self.device),
         )
+
+    def run(self, available_s: float | None = None) -> list[dict[str, Any]]:
+        """The results, one per entry that came to an end.
+
+        Ctrl-C ends the trial early: ``interrupted`` is then set, and the entries that have rounds keep them with
+        ``complete`` false.
+
+        Args:
+            available_s: seconds in which the case should be done; None where there is no budget.
+        """
+        self.available_until = None if available_s is None else time.monotonic() + available_s
         try:
-            self.asked = self.asked or self.reference.ask(self.case, self.seed, self.arena)
-            self.verdicts = self._make_room()
-            for group in groups:
+            self.open()
+            for group in self.groups:
                 self._prepare(group)
-                self._ready(self.asked)
+                self._ready()
                 self._check_all(group)
                 if self.measure:
                     self._measure(group)
@@ -290,34 +308,12 @@ class Trial:
     # -- preparing ------------------------------------------------------------------------------------------------
 
     def _prepare(self, entries: Sequence[Entry]) -> None:
-        """Build in all workers at once; within one worker, one after the other. On a GPU those that race come last,
-        each alone."""
-        by_seat: dict[tuple[str, int], list[Entry]] = defaultdict(list)
-        racing: list[Entry] = []
-        for entry in entries:
-            if entry.alive and not entry.prepared:
-                alone = self.device.kind == "cuda" and entry.implementation.races
-                (racing if alone else by_seat[entry.seat]).append(entry)
-        by_seat = {seat: waiting for seat, waiting in by_seat.items() if waiting}
-        seats = {entry.seat: entry for entry in [*racing, *(e for waiting in by_seat.values() for e in waiting)]}
-        if not seats:
-            return
-        self.progress.say(f"{self.case.id}: preparing in {', '.join(sorted({stack for stack, _ in seats}))}")
-        with ThreadPoolExecutor(len(seats)) as threads:
-            try:
-                with self.phases("start"):
-                    list(threads.map(lambda seat: self._guard(seats[seat], lambda: self.crew.start(seat)), seats))
-                with self.phases("prepare"):
-                    list(threads.map(self._prepare_in_turn, by_seat.values()))
-                    with self.phases("prepare.racing"):
-                        list(threads.map(self._prepare_in_turn, [racing]))
-            except KeyboardInterrupt:
-                self.crew.stop()  # ends the requests that the threads wait for
-                raise
+        """Build what has not been, or was in a worker that is gone."""
+        prepare([(self, [e for e in entries if e.alive and not self._holds(e)])])
 
-    def _prepare_in_turn(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self._prepare_one(entry)
+    def _holds(self, entry: Entry) -> bool:
+        """Whether the entry's worker lives and has its program."""
+        return entry.worker is not None and self.crew.holds(entry.seat, entry.worker)
 
     def _prepare_one(self, entry: Entry) -> None:
         def build() -> None:
@@ -332,7 +328,7 @@ class Trial:
             )
             if entry.prepare_s is None:
                 entry.prepare_s = answer["prepare_s"]
-            entry.prepared = True
+            entry.worker = worker
             entry.config = answer["config"]
             if self.artefacts is not None and answer["artefacts"]:
                 entry.config |= {"artefacts": artefacts.save(self.artefacts, answer["artefacts"])}
@@ -355,12 +351,13 @@ class Trial:
             self._returned[name] = self.arena.array(spec.shape, spec.dtype)
         return Verdicts(lambda variant, outputs: self.judge.outputs(variant, outputs), specs, slots, self.arena, gpu)
 
-    def _ready(self, asked: Asked) -> None:
+    def _ready(self) -> None:
         """Wait for inputs and references, once per trial."""
         if hasattr(self, "judge"):
             return
+        assert self.asked is not None
         with self.phases("reference"):
-            self.question = asked.answer()
+            self.question = self.asked.answer()
         threads = buffers.copiers() if self.device.kind == "cuda" else None
         self.judge = Judge(self.case, self.question.inputs, self.question.expected, self.seed, threads)
 
@@ -752,9 +749,9 @@ class Trial:
                 worker.discard()
 
     def _revive(self, seat: tuple[str, int]) -> None:
-        lost = [e for e in self.entries if e.seat == seat and e.prepared]
+        lost = [e for e in self.entries if e.seat == seat and e.worker is not None]
         for entry in lost:
-            entry.prepared = False
+            entry.worker = None
         for entry in lost:
             if entry.alive:
                 self._prepare_one(entry)
@@ -766,7 +763,7 @@ class Trial:
         """Give memory back, on a GPU in all workers at once: unmapping what was shared takes them a second."""
         by_seat: dict[tuple[str, int], list[Entry]] = defaultdict(list)
         for entry in entries:
-            if entry.prepared and self.crew.alive(entry.seat):
+            if self._holds(entry):
                 by_seat[entry.seat].append(entry)
         with (
             self.phases("release"),
@@ -776,14 +773,66 @@ class Trial:
 
     def _release_in_turn(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            if not (entry.prepared and self.crew.alive(entry.seat)):
+            if entry.worker is None or not self._holds(entry):
                 continue
-            entry.prepared = False
+            worker, entry.worker = entry.worker, None
             try:
-                answer = self.crew.start(entry.seat).call("release", self.deadlines.request_s, program=entry.program)
+                answer = worker.call("release", self.deadlines.request_s, program=entry.program)
                 entry.peak_memory_bytes = answer["peak_memory_bytes"]
             except WorkerError as error:
                 entry.flags.append(f"release failed: {error.message}")
+
+
+def prepare(building: Sequence[tuple[Trial, Sequence[Entry]]]) -> None:
+    """Build entries of several trials in all workers at once; within one worker, one after the other.
+
+    On a GPU those that race come last, each alone, and no more are built at the same time than there are cores.
+    """
+    by_seat: dict[tuple[str, int], list[tuple[Trial, Entry]]] = defaultdict(list)
+    racing: list[tuple[Trial, Entry]] = []
+    for one, entries in building:
+        for entry in entries:
+            alone = one.device.kind == "cuda" and entry.implementation.races
+            (racing if alone else by_seat[entry.seat]).append((one, entry))
+    waiting = {entry.seat: (one, entry) for one, entry in [*racing, *(w for each in by_seat.values() for w in each)]}
+    if not waiting:
+        return
+    first = building[0][0]
+    cases = [one.case.id for one, entries in building if entries]
+    told = cases[0] if len(cases) == 1 else f"{cases[0]} and {len(cases) - 1} more"
+    first.progress.say(f"{told}: preparing in {', '.join(sorted({stack for stack, _ in waiting}))}")
+    at_once = min(len(waiting), first.device.threads) if first.device.kind == "cuda" else len(waiting)
+
+    def start(seat: tuple[str, int]) -> None:
+        one, entry = waiting[seat]
+        one._guard(entry, lambda: one.crew.start(seat))
+
+    def in_turn(queue: Sequence[tuple[Trial, Entry]]) -> None:
+        for one, entry in queue:
+            one._prepare_one(entry)
+
+    with ThreadPoolExecutor(at_once) as threads:
+        try:
+            with first.phases("start"):
+                list(threads.map(start, waiting))
+            with first.phases("prepare"):
+                list(threads.map(in_turn, by_seat.values()))
+                with first.phases("prepare.racing"):
+                    list(threads.map(in_turn, [racing]))
+        except KeyboardInterrupt:
+            first.crew.stop()  # ends the requests that the threads wait for
+            raise
+
+
+def prepare_ahead(trials: Sequence[Trial]) -> None:
+    """Build the first groups of several trials at once. What a trial cannot do, it tells when it is run."""
+    opened = []
+    for one in trials:
+        with contextlib.suppress(NoRoom, BrokenProcessPool):
+            one.open()
+            opened.append(one)
+    if opened:
+        prepare([(one, one.groups[0]) for one in opened])
 
 
 def result(case: Case, entry: Entry, seed: int, *, complete: bool) -> dict[str, Any]:

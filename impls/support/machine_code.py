@@ -21,7 +21,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +277,7 @@ def of_amdgcn(text: str) -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=16)  # half a second each, and cases of other shapes often have the same kernel
 def disassemble(image: bytes) -> str:
     """The output of ``cuobjdump -res-usage -sass`` without the encodings.
 

@@ -275,10 +275,11 @@ def test_what_fails_because_the_gpu_is_gone_is_measured_again_on_resumption(tmp_
             self.interrupted = False
             asked.append(self)
 
-        def run(self):
+        def run(self, available_s):
             return [failed | {"complete": True}]
 
     monkeypatch.setattr(trial, "Trial", Trial)
+    monkeypatch.setattr(trial, "prepare_ahead", lambda trials: None)
     monkeypatch.setattr(machine, "gpu_is_gone", lambda: gone)
     monkeypatch.setattr(machine, "physical_limits", lambda device: None)
     monkeypatch.setattr(machine, "device", lambda kind: Device("cuda", "Made up", "sm_0", 1, 2**33, frozenset()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from types import SimpleNamespace
 
 import numpy as np
@@ -86,8 +87,9 @@ class Device:
     def synchronize(self):
         self.log.append("idle")
 
-    def clock_mhz(self):
-        return 1980.0
+    def stamps(self):
+        """1.98 cycles a nanosecond, but for one multiprocessor that was asleep."""
+        return np.array([[[0, 0]] * 3, [[1980, 1000], [1980, 1000], [990, 1000]]], np.uint64)
 
     @contextlib.contextmanager
     def gated(self):
@@ -171,7 +173,7 @@ def test_every_call_is_alone_behind_a_closed_gate_with_a_cold_l2(made_up):
     block = cupti.block(program, {0: 10, 1: 11}, [0, 1], {1: {"C": copy}}, poison=True)
     assert block["samples_us"] == [7.0, 7.0]
     assert copy.tolist() == [11.0, 11.0]
-    assert block["telemetry"]["held"]
+    assert block["telemetry"]["held"] and block["telemetry"]["clock_mhz"] == 1980.0
     at = log.index("run 10")
     assert log[:at] == ["ramp", "poison", "flush", "idle", "closed"]
     assert log[at : at + 3] == ["run 10", "opened", "idle"]
@@ -216,3 +218,45 @@ def test_only_heat_and_hardware_make_a_block_worthless():
     idle, power_cap = 0x1, 0x4
     assert gpu.throttled(idle | power_cap) == []
     assert gpu.throttled(0x40 | power_cap) == ["hardware thermal slowdown"]
+
+
+def test_records_are_read_where_they_lie():
+    """Two layouts of made-up records: kind, start, end, and a pointer to a name or none."""
+    layouts = {3: cupti.Layout(8, 16, 24), 7: cupti.Layout(16, 8, None, cupti.COPY)}
+    names = [ctypes.create_string_buffer(text) for text in (b"mine", gpu.GATE.encode(), b"ridgemark_read")]
+    rows = [
+        (3, 100, 200, ctypes.addressof(names[0])),
+        (3, 5, 90, ctypes.addressof(names[1])),
+        (3, 1, 4, ctypes.addressof(names[2])),
+        (9, 0, 0, 0),
+        (7, 42, 40, 0),
+        (3, 2**63, 2**63 + 1, 0),
+    ]
+    buffer = np.array(rows, np.uint64)
+
+    def next_record(address, valid, record):
+        held, record = record._obj, ctypes.cast(record, ctypes.POINTER(ctypes.c_void_p))
+        at = address.value if held.value is None else held.value + 32
+        if at >= address.value + valid.value:
+            return 12
+        record[0] = at
+        return 0
+
+    read = list(cupti.activities(buffer.ctypes.data, buffer.nbytes, layouts, next_record))
+    assert read == [(100, 200, "mine"), (5, 90, gpu.GATE), (40, 42, cupti.COPY), (2**63, 2**63 + 1, "kernel")]
+    with pytest.raises(RuntimeError, match="CUPTI says 1"):
+        list(cupti.activities(buffer.ctypes.data, buffer.nbytes, layouts, lambda *_: 1))
+
+
+def test_the_clock_has_settled_where_it_agrees_with_the_last_reading(monkeypatch):
+    device = gpu.Gpu.__new__(gpu.Gpu)
+    device.sms, device._settled_mhz = 1, 0.0
+    readings = iter([500, 1200, 1979, 1980, 1981, 700, 1980, 1980])
+    spins = []
+    monkeypatch.setattr(device, "stamp", lambda which: None)
+    monkeypatch.setattr(device, "synchronize", lambda: None)
+    monkeypatch.setattr(device, "_launch", lambda name, *_: spins.append(name))
+    monkeypatch.setattr(device, "stamps", lambda: np.array([[[0, 0]], [[next(readings), 1000]]], np.uint64))
+    assert device.ramp_up() == pytest.approx(1980) and len(spins) == 4
+    assert device.ramp_up() == pytest.approx(1981) and len(spins) == 5
+    assert device.ramp_up() == pytest.approx(1980) and len(spins) == 8

@@ -126,6 +126,9 @@ class Crew:
     def alive(self, seat):
         return seat in self._workers and self._workers[seat].alive
 
+    def holds(self, seat, worker):
+        return self._workers.get(seat) is worker and worker.alive
+
     @contextmanager
     def exclusive(self, seat):
         yield
@@ -140,8 +143,9 @@ def reference():
 
 @pytest.fixture
 def run(monkeypatch, reference):
-    def go(*implementations, sustain=True, available_until=None):
-        clock = Clock()
+    def go(*implementations, sustain=True, available_s=None, cases=(CASE,)):
+        """Results of ``cases``, one list after the other, the clock, and the arrays that are left."""
+        clock, crew = Clock(), Crew()
         Worker.asked.clear()
         by_name = {i.name: i for i in implementations}
         monkeypatch.setattr(registry, "find", lambda name, workload: by_name[name])
@@ -149,23 +153,28 @@ def run(monkeypatch, reference):
         arena = Arena("test")
         said = SimpleNamespace(**dict.fromkeys(("say", "measuring", "advance"), lambda *a: None))
         try:
-            one = trial.Trial(
-                CASE,
-                implementations,
-                implementations[0],
-                crew=Crew(),
-                reference=reference,
-                arena=arena,
-                device=GPU,
-                limits=PhysicalLimits(),
-                seed=7,
-                progress=said,
-                phases=trial.Phases(),
-                deadlines=trial.Deadlines(),
-                sustain=sustain,
-                available_until=available_until,
-            )
-            return one.run(), clock, set(arena._files)
+            trials = [
+                trial.Trial(
+                    case,
+                    implementations,
+                    implementations[0],
+                    crew=crew,
+                    reference=reference,
+                    arena=arena,
+                    device=GPU,
+                    limits=PhysicalLimits(),
+                    seed=7,
+                    progress=said,
+                    phases=trial.Phases(),
+                    deadlines=trial.Deadlines(),
+                    sustain=sustain,
+                    place=place,
+                )
+                for place, case in enumerate(cases)
+            ]
+            if len(cases) > 1:
+                trial.prepare_ahead(trials)
+            return [r for one in trials for r in one.run(available_s)], clock, set(arena._files)
         finally:
             arena.close()
 
@@ -316,9 +325,9 @@ def test_a_stacks_implementations_are_dealt_among_workers_and_the_twin_has_its_o
         prepared(self, entry)
 
     monkeypatch.setattr(trial.Trial, "_prepare_one", noted)
-    results, _, _ = run(*(Made(f"base.{name}") for name in "abcd"), sustain=False)
+    results, _, _ = run(*(Made(f"base.{name}") for name in "abcdefg"), sustain=False)
     assert {r["status"] for r in results} == {"ok"}
-    assert seats["base.a|0"] == seats["base.d|0"] and len(set(seats.values())) == trial.LANES + 1
+    assert seats["base.a|0"] == seats["base.g|0"] and len(set(seats.values())) == trial.LANES + 1
     assert sum(seat == seats["base.a|1"] for seat in seats.values()) == 1
 
 
@@ -389,7 +398,7 @@ def test_of_many_equals_the_fastest_are_sustained_and_the_baseline(run, monkeypa
 
 @pytest.mark.parametrize(("left", "rounds"), [(1e3, 10), (-1.0, 8)])
 def test_short_of_time_there_are_fewer_rounds(run, left, rounds):
-    results, _, _ = run(Made("base.one"), sustain=False, available_until=time.monotonic() + left)
+    results, _, _ = run(Made("base.one"), sustain=False, available_s=left)
     assert [len(r["rounds"]) for r in results] == [rounds, rounds]
 
 
@@ -422,6 +431,58 @@ def test_what_breaks_its_device_takes_no_other_of_its_stack_along(run, monkeypat
         "other.four": "ok",
     }
     assert Worker.asked.count("prepare") == 7 and broken == ["other.three"]
+    assert not left
+
+
+TWO = (CASE, parse_case("gemm:16x48x64:f32"))
+
+
+def test_several_cases_are_prepared_at_once_and_measured_one_after_the_other(run):
+    results, _, left = run(Made("base.one"), Made("other.two"), sustain=False, cases=TWO)
+    assert [(r["case"], r["status"]) for r in results] == [(c.id, "ok") for c in TWO for _ in range(3)]
+    asked = [op for op in Worker.asked if op in ("prepare", "load", "release")]
+    sets, programs = 2, 3
+    assert asked[: 2 * programs] == ["prepare"] * 2 * programs
+    assert asked[2 * programs :] == 2 * (["load"] * sets * programs + ["release"] * programs)
+    assert not left
+
+
+def test_what_was_prepared_ahead_in_a_worker_that_died_is_prepared_again(run, monkeypatch):
+    dying = []
+
+    class Dies(Made):
+        def prepare(self, case, device):
+            program = super().prepare(case, device)
+            product = program.run
+
+            def run(loaded):
+                if case is not TWO[0] and case.id == TWO[0].id and not dying:
+                    dying.append(case.id)
+                    raise MemoryError
+                return product(loaded)
+
+            program.run = run
+            return program
+
+    call = Worker.call
+
+    def killed(self, op, deadline_s, **arguments):
+        before = len(dying)
+        try:
+            return call(self, op, deadline_s, **arguments)
+        except WorkerError:
+            if len(dying) > before:
+                self.discard()
+                raise WorkerError("crashed", "It ended with signal 11.") from None
+            raise
+
+    monkeypatch.setattr(trial, "LANES", 1)
+    monkeypatch.setattr(Worker, "call", killed)
+    results, _, left = run(Made("base.one"), Dies("other.two"), sustain=False, cases=TWO)
+    told = {(r["case"], r["impl"], r["replica"]): r["status"] for r in results}
+    assert told.pop((TWO[0].id, "other.two", 0)) == "crashed"
+    assert set(told.values()) == {"ok"} and len(told) == 5
+    assert Worker.asked.count("prepare") == 6 + 1
     assert not left
 
 

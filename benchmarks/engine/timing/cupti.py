@@ -22,9 +22,11 @@ time of a chunk by the host's clock over its calls: starting and draining a chun
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -36,7 +38,7 @@ from impls.contract import Program
 
 METHOD = "cupti_span"
 SUSTAINED_METHOD = "host_span"
-_BUFFER_BYTES = 16 * 2**20
+_BUFFER_BYTES = 2**20
 #: Copies and memsets have no names, and get some that no kernel can have: they need no multiprocessor and do not wait
 #: for the gate.
 COPY, MEMSET = "[copy]", "[memset]"
@@ -57,7 +59,11 @@ Activity = tuple[int, int, str]
 
 
 class Tracer:
-    """CUPTI's activity records of this process, collected since it was made."""
+    """CUPTI's activity records of this process, collected since it was made; of the harness's own kernels the gate.
+
+    cupti-python says where in a record a field lies. Its own objects, each over an array, cost 60 us a record, which
+    made a third of a block's time: the records are read where CUPTI wrote them.
+    """
 
     def __init__(self) -> None:
         from cupti import cupti
@@ -65,10 +71,20 @@ class Tracer:
         self._cupti = cupti
         self._seen: list[Activity] = []
         kind = cupti.ActivityKind
+        # As CUPTI 13.0, which cupti-python 13.0 is for, lays them out.
+        self._layouts = {
+            int(kind.CONCURRENT_KERNEL): Layout.of(cupti.activity_kernel10_dtype),
+            int(kind.MEMCPY): Layout.of(cupti.activity_memcpy6_dtype, COPY),
+            int(kind.MEMCPY2): Layout.of(cupti.activity_memcpy_pto_p4_dtype, COPY),
+            int(kind.MEMSET): Layout.of(cupti.activity_memset4_dtype, MEMSET),
+        }
         self._wanted = (kind.CONCURRENT_KERNEL, kind.MEMCPY, kind.MEMSET, kind.MEMCPY2)
-        self._names = {int(kind.MEMCPY): COPY, int(kind.MEMCPY2): COPY, int(kind.MEMSET): MEMSET}
-        self._kinds = {int(k) for k in self._wanted}
-        cupti.activity_register_callbacks(lambda: (_BUFFER_BYTES, 0), self._completed)
+        self.now()  # loads the library
+        self._library = ctypes.CDLL("libcupti.so.13")
+        self._room: dict[int, np.ndarray] = {}
+        # Kept for as long as CUPTI may call them.
+        self._callbacks = _REQUESTED(self._requested), _COMPLETED(self._completed)
+        _succeeded(self._library.cuptiActivityRegisterCallbacks(*self._callbacks))
         self._enable()
 
     def now(self) -> int:
@@ -77,7 +93,7 @@ class Tracer:
 
     def take(self) -> list[Activity]:
         """(start, end, name) of all activity since the last take, in order of start."""
-        self._cupti.activity_flush_all(1)
+        _succeeded(self._library.cuptiActivityFlushAll(1))
         seen, self._seen = self._seen, []
         return sorted(seen)
 
@@ -95,12 +111,73 @@ class Tracer:
         for kind in self._wanted:
             self._cupti.activity_enable(kind)
 
-    def _completed(self, activities: list[Any]) -> None:
-        for activity in activities:
-            kind = int(activity.kind)
-            if kind in self._kinds:
-                name = self._names.get(kind) or activity.name or "kernel"
-                self._seen.append((activity.start, activity.end, name))
+    def _requested(self, buffer: Any, size: Any, most: Any) -> None:
+        room = np.empty(_BUFFER_BYTES // 8, np.uint64)
+        self._room[room.ctypes.data] = room
+        buffer[0], size[0], most[0] = room.ctypes.data, room.nbytes, 0
+
+    def _completed(self, context: int, stream: int, buffer: int, size: int, valid: int) -> None:
+        self._seen += activities(buffer, valid, self._layouts, self._library.cuptiActivityGetNextRecord)
+        del self._room[buffer]
+
+
+# cupti_activity.h: CUpti_BuffersCallbackRequestFunc and ...CompleteFunc.
+_REQUESTED = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
+)
+_COMPLETED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+# cupti_result.h: there is no other record in the buffer.
+_MAX_LIMIT_REACHED = 12
+
+
+def _succeeded(status: int) -> None:
+    if status != 0:
+        raise RuntimeError(f"CUPTI says {status} (cupti_result.h).")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Bytes into an activity record at which its fields lie; ``named`` is the name of one that has none of its own."""
+
+    start: int
+    end: int
+    name: int | None
+    named: str = ""
+
+    @classmethod
+    def of(cls, record: np.dtype[Any], named: str = "") -> Layout:
+        """Of a record of cupti-python."""
+        at = {name: field[1] for name, field in (record.fields or {}).items()}
+        return cls(at["start"], at["end"], None if named else at["name"], named)
+
+
+def activities(
+    buffer: int, valid: int, layouts: Mapping[int, Layout], next_record: Callable[..., int]
+) -> Iterator[Activity]:
+    """The records that CUPTI left in ``valid`` bytes at ``buffer``, but for the harness's own kernels beside the gate.
+
+    Args:
+        buffer: an address.
+        valid: bytes.
+        layouts: kind of activity -> where its fields are; other kinds are left out.
+        next_record: ``cuptiActivityGetNextRecord``.
+    """
+    record = ctypes.c_void_p()
+    while (status := next_record(ctypes.c_void_p(buffer), ctypes.c_size_t(valid), ctypes.byref(record))) == 0:
+        at = record.value or 0
+        layout = layouts.get(ctypes.c_uint32.from_address(at).value)
+        if layout is None:
+            continue
+        name = layout.named
+        if layout.name is not None:
+            text = ctypes.c_char_p.from_address(at + layout.name).value
+            name = text.decode(errors="replace") if text else "kernel"
+            if name.startswith(gpus.OWN_PREFIX) and not name.startswith(gpus.GATE):
+                continue
+        start, end = (ctypes.c_uint64.from_address(at + field).value for field in (layout.start, layout.end))
+        yield start, end, name
+    if status != _MAX_LIMIT_REACHED:
+        _succeeded(status)
 
 
 @cache
@@ -131,7 +208,7 @@ def block(
     device, trace = gpus.gpu(), tracer()
     inputs, renew = dict(loaded_sets), renew or {}
     windows: list[tuple[int, int]] = []
-    host_us, clocks = [], []
+    host_us, stamps = [], []
     held = True
     spent = dict.fromkeys(("ramp", "renewal", "outputs", "tracer", "readings"), 0.0)
     collecting = gc.isenabled()
@@ -167,7 +244,7 @@ def block(
             windows.append((begin, trace.now()))
             device.stamp(1)
             device.synchronize()
-            clocks.append(device.clock_mhz())
+            stamps.append(device.stamps())
             host_us.append((returned - called) / 1e3)
             if index in keep:
                 with _adding(spent, "outputs"):
@@ -189,7 +266,7 @@ def block(
             "kernels": max(s["kernels"] for s in spans),
             "held": held,
             "host_us": round(float(np.median(host_us)), 2),
-            "clock_mhz": round(float(np.median(clocks)), 1),
+            "clock_mhz": round(float(np.median([gpus.clock_mhz(each) for each in stamps])), 1),
             "power_w": round(max(before.power_w, after.power_w), 1),
             "temperature_c": max(before.temperature_c, after.temperature_c),
             "throttled": gpus.throttled(before.reasons | after.reasons),
@@ -281,7 +358,7 @@ def _chunk(program: Program, device: gpus.Gpu, inputs: Sequence[Any], calls: int
     end = time.perf_counter()
     device.stamp(1)
     device.synchronize()
-    return result, (end - begin) / calls, device.clock_mhz(), end - launched
+    return result, (end - begin) / calls, gpus.clock_mhz(device.stamps()), end - launched
 
 
 @contextlib.contextmanager

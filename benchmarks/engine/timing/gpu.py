@@ -199,6 +199,7 @@ class Gpu:
         self._sink = checked(driver.cuMemAlloc(16))
         stamps = checked(driver.cuMemAlloc(2 * 16 * self.sms))
         self._stamps = [int(stamps), int(stamps) + 16 * self.sms]
+        self._settled_mhz = 0.0
         self._gate_blocks = self.sms * (slots // _GATE_THREADS)
         self._gate_state = checked(driver.cuMemAlloc(16))
         self._gate_door = checked(driver.cuMemHostAlloc(16, driver.CU_MEMHOSTALLOC_DEVICEMAP))
@@ -242,30 +243,30 @@ class Gpu:
         """Read the cycle counter and the nanosecond timer of every multiprocessor: before (0), after (1)."""
         self._launch("stamp", 4 * self.sms, 32, (self._stamps[which], 8))
 
-    def clock_mhz(self) -> float:
-        """SM clock between the two stamps, MHz: median over multiprocessors."""
+    def stamps(self) -> np.ndarray:
+        """The two stamps, (2, multiprocessors, 2): cycles and ns."""
         host = np.empty((2, self.sms, 2), np.uint64)
         checked(self._driver.cuMemcpyDtoH(host.ctypes.data, self._stamps[0], host.nbytes))
-        before, after = host.astype(np.int64)
-        cycles, ns = (after - before).astype(np.float64).T
-        return float(np.median(cycles / ns)) * 1e3
+        return host
 
     def ramp_up(self) -> float:
         """Keep the multiprocessors busy until the clock has settled; an idle GPU sits at a fraction of it.
 
+        Settled is where two readings in a row agree, or one agrees with what it settled at before.
+
         Returns:
             The settled SM clock, MHz.
         """
-        last, begin = 0.0, time.monotonic()
+        begin = time.monotonic()
         while True:
             self.stamp(0)
             self._launch("spin", self.sms, 32, (_SPIN_US * 1000, 8))
             self.stamp(1)
             self.synchronize()
-            now = self.clock_mhz()
+            now, last = clock_mhz(self.stamps()), self._settled_mhz
+            self._settled_mhz = now
             if abs(now - last) <= _RAMP_AGREE * now or (time.monotonic() - begin) * 1e3 > _RAMP_MS:
                 return now
-            last = now
 
     def used_bytes(self) -> int:
         """Device memory in use, by all processes."""
@@ -280,6 +281,13 @@ class Gpu:
                 self._kernels[name], grid, 1, 1, block, 1, 1, 0, stream, ctypes.addressof(pointers), 0
             )
         )
+
+
+def clock_mhz(stamps: np.ndarray) -> float:
+    """SM clock between two stamps, MHz: median over multiprocessors."""
+    before, after = stamps.astype(np.int64)
+    cycles, ns = (after - before).astype(np.float64).T
+    return float(np.median(cycles / ns)) * 1e3
 
 
 @cache
