@@ -63,7 +63,7 @@ def study(repeats: int, console: Console) -> dict[str, Any]:
 
 def _summary(path: Path, phases: dict[str, float]) -> dict[str, Any]:
     rows = table.rows(records.read(path))
-    useful = sum(phases.get(name, 0.0) for name in ("prepare", "reference", "judge", "kernel"))
+    useful = sum(phases.get(name, 0.0) for name in ("prepare", "reference", "judge", "inputs", "kernel"))
     return {
         "wall_s": round(phases["wall"], 2),
         "overhead": round(1 - useful / phases["wall"], 4),

@@ -211,6 +211,20 @@ def copy_into(
         list(copiers.map(np.copyto, [to[piece] for piece in pieces], [source[piece] for piece in pieces]))
 
 
+def differing(one: np.ndarray, other: np.ndarray, copiers: Executor | None = None) -> int:
+    """How many bytes of two arrays of the same shape and dtype differ; large ones are looked at by ``copiers``."""
+    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
+    pieces = [slice(at, at + _PIECE) for at in range(0, a.size, _PIECE)]
+    return sum((map if copiers is None else copiers.map)(_differing, [a[p] for p in pieces], [b[p] for p in pieces]))
+
+
+def _differing(one: np.ndarray, other: np.ndarray) -> int:
+    """Of two arrays of bytes. Word by word is a few times faster, and most are equal."""
+    words = one.size // 8 * 8
+    equal = np.array_equal(one[:words].view(np.uint64), other[:words].view(np.uint64))
+    return 0 if equal and np.array_equal(one[words:], other[words:]) else int(np.count_nonzero(one != other))
+
+
 def alike(into: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> None:
     """Whether ``arrays`` have the names, shapes and dtypes of ``into``.
 

@@ -30,9 +30,9 @@ def shared(case: Case, variants: int, device: Device) -> int:
 
 
 def kept(case: Case, variants: int) -> int:
-    """Bytes that a GPU's host keeps of a case: its input variants, the inputs that come back, and a few outputs."""
+    """Bytes that a GPU's host keeps of a case: its input variants, and a few outputs."""
     given = sum(s.nbytes for s in case.input_specs().values())
-    return (variants + 1) * given + INPUT_SETS * (case.total_bytes() - given)
+    return variants * given + INPUT_SETS * (case.total_bytes() - given)
 
 
 def too_large(case: Case, device: Device, variants: int) -> str | None:

@@ -116,7 +116,7 @@ class Operations:
             "block": self.block,
             "sustain": self.sustain,
             "probe": self.probe,
-            "inputs": self.inputs,
+            "changed": self.changed,
             "release": self.release,
             "shutdown": lambda: {},
         }
@@ -255,12 +255,14 @@ class Operations:
             answer: dict[str, Any] = built.timing.sustain(built.program, loaded, sets, copies, hot)
         return answer
 
-    def inputs(self, program: str, set: int, into: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
-        """Copy a set's inputs, as they are now, into shared buffers."""
+    def changed(self, program: str, set: int, inputs: Mapping[str, buffers.Descriptor]) -> dict[str, Any]:
+        """How many bytes of each input that a set holds differ from ``inputs``, which it was given."""
         built = self._get(program)
+        given = self._views(built, inputs, built.gpu)
         now = built.program.read_inputs(self._loaded(built, set).value)
-        buffers.copy_into(self._views(built, into, None), now, buffers.copiers() if built.gpu else None)
-        return {}
+        buffers.alike(given, now)
+        copiers = buffers.copiers() if built.gpu else None
+        return {"bytes": {name: buffers.differing(array, now[name], copiers) for name, array in given.items()}}
 
     def release(self, program: str) -> dict[str, Any]:
         """Forget a program and free what it holds. ``peak_memory_bytes`` is the growth of host (GPU: device) memory."""

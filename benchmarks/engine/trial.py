@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engine import artefacts, buffers, memory, rounds
+from benchmarks.engine import artefacts, memory, rounds
 from benchmarks.engine.buffers import Arena, NoRoom
 from benchmarks.engine.crew import Crew
 from benchmarks.engine.judge import Judge, Verdict
@@ -226,7 +226,6 @@ class Trial:
         self.entries = entries
         self.groups: list[list[Entry]] = []
         self.verdicts: Verdicts | None = None
-        self._returned: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
         self._rounds_done = 0
 
     def open(self) -> None:
@@ -283,8 +282,9 @@ class Trial:
             self._release(self.entries)
             if self.verdicts is not None:
                 self.verdicts.close()
-            taken = [d for variant in (self.asked.descriptors if self.asked else []) for d in variant.values()]
-            for descriptor in [*taken, *(d for _, d in self._returned.values())]:
+            for descriptor in (
+                d for variant in (self.asked.descriptors if self.asked else []) for d in variant.values()
+            ):
                 self.arena.free(descriptor)
         ended = [e for e in self.entries if not e.alive]
         results = [result(self.case, e, self.seed, complete=not self.interrupted) for e in ended]
@@ -335,20 +335,18 @@ class Trial:
             entry.flags += [f for f in answer["flags"] if f not in entry.flags]
             if self.device.kind == "cuda" and self.asked is not None and self.verdicts is not None:
                 given = [d for variant in self.asked.descriptors for d in variant.values()]
-                taken = [*self.verdicts.descriptors, *(d for _, d in self._returned.values())]
+                taken = self.verdicts.descriptors
                 worker.call("attach", self.deadlines.prepare_s, program=entry.program, given=given, taken=taken)
 
         if entry.alive:
             self._guard(entry, build)
 
     def _make_room(self) -> Verdicts:
-        """For outputs that are judged, and for the inputs that are looked at in the end."""
+        """For outputs that are judged."""
         gpu = self.device.kind == "cuda"
         specs = self.case.output_specs()
         fit = (GPU_KEPT_BYTES if gpu else KEPT_BYTES) // max(sum(s.nbytes for s in specs.values()), 1)
         slots = int(np.clip(fit, JUDGES if gpu else 2, STREAK))
-        for name, spec in self.case.input_specs().items():
-            self._returned[name] = self.arena.array(spec.shape, spec.dtype)
         return Verdicts(lambda variant, outputs: self.judge.outputs(variant, outputs), specs, slots, self.arena, gpu)
 
     def _ready(self) -> None:
@@ -358,8 +356,7 @@ class Trial:
         assert self.asked is not None
         with self.phases("reference"):
             self.question = self.asked.answer()
-        threads = buffers.copiers() if self.device.kind == "cuda" else None
-        self.judge = Judge(self.case, self.question.inputs, self.question.expected, self.seed, threads)
+        self.judge = Judge(self.case, self.question.inputs, self.question.expected, self.seed)
 
     def _memory_limit(self, worker: Worker, entry: Entry) -> int:
         """Resident bytes at which a worker is ended: what it has, four times the plan, and room for a compiler.
@@ -401,18 +398,17 @@ class Trial:
                 if entry.alive:
                     self._guard(entry, partial(self._check, entry))
         self._settle()  # nothing is timed before the verdict on it
-        for entry in entries:
-            if entry.alive and not (self.measure and self.device.kind not in entry.implementation.simulated_on):
-                self._guard(entry, partial(self._inputs_unchanged, entry))
-                if entry.alive:
-                    entry.end("checked", None)
+        done = [e for e in entries if not (self.measure and self.device.kind not in e.implementation.simulated_on)]
+        self._look_at_inputs(done)
+        for entry in done:
+            if entry.alive:
+                entry.end("checked", None)
 
     def _finish(self, entries: Sequence[Entry]) -> None:
         """Last looks at entries that have been measured, and their memory back."""
         self._settle()
+        self._look_at_inputs(entries)
         for entry in entries:
-            if entry.alive:
-                self._guard(entry, partial(self._inputs_unchanged, entry))
             if entry.alive:
                 self._plausible(entry)
             if entry.alive:
@@ -465,22 +461,28 @@ class Trial:
     def _judged_call(self, entry: Entry, which: int) -> float:
         return float(self._block(entry, [which], [0], "check")["samples_us"][0]) / 1e6
 
+    def _look_at_inputs(self, entries: Sequence[Entry]) -> None:
+        """End those that wrote to their inputs; on a GPU in all workers at once, since they come back over a bus."""
+        by_seat = _by_seat(e for e in entries if e.alive)
+        with self.phases("inputs"), self._threads(len(by_seat)) as threads:
+            list(
+                threads.map(lambda queue: [self._guard(e, partial(self._inputs_unchanged, e)) for e in queue], by_seat)
+            )
+
     def _inputs_unchanged(self, entry: Entry) -> None:
-        """On a GPU one of the sets, at random: both went through the same calls, and each comes back over a bus."""
+        """On a GPU one of the sets, at random: both went through the same calls."""
         looked_at = list(entry.variant.items())
         for which, variant in [self.random.choice(looked_at)] if self.device.kind == "cuda" else looked_at:
-            with self.phases("judge"), self.phases("judge.inputs"):
-                self.crew.start(entry.seat).call(
-                    "inputs",
-                    self.deadlines.request_s,
-                    program=entry.program,
-                    set=which,
-                    into={n: d for n, (_, d) in self._returned.items()},
-                )
-                verdict = self.judge.inputs_unchanged(variant, {n: a for n, (a, _) in self._returned.items()})
-            if not verdict.right:
-                entry.end("wrong", verdict.reason)
-                return
+            answer = self.crew.start(entry.seat).call(
+                "changed",
+                self.deadlines.request_s,
+                program=entry.program,
+                set=which,
+                inputs=self.question.descriptors[variant],
+            )
+            for name, count in answer["bytes"].items():
+                if count and entry.alive:
+                    entry.end("wrong", f"It wrote to its input {name} ({count} bytes differ after the call).")
 
     # -- measuring ------------------------------------------------------------------------------------------------
 
@@ -761,15 +763,13 @@ class Trial:
 
     def _release(self, entries: Sequence[Entry]) -> None:
         """Give memory back, on a GPU in all workers at once: unmapping what was shared takes them a second."""
-        by_seat: dict[tuple[str, int], list[Entry]] = defaultdict(list)
-        for entry in entries:
-            if self._holds(entry):
-                by_seat[entry.seat].append(entry)
-        with (
-            self.phases("release"),
-            ThreadPoolExecutor(len(by_seat) or 1 if self.device.kind == "cuda" else 1) as threads,
-        ):
-            list(threads.map(self._release_in_turn, by_seat.values()))
+        by_seat = _by_seat(e for e in entries if self._holds(e))
+        with self.phases("release"), self._threads(len(by_seat)) as threads:
+            list(threads.map(self._release_in_turn, by_seat))
+
+    def _threads(self, workers: int) -> ThreadPoolExecutor:
+        """To ask so many workers at once; on a CPU one after the other."""
+        return ThreadPoolExecutor(max(workers, 1) if self.device.kind == "cuda" else 1)
 
     def _release_in_turn(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -865,6 +865,14 @@ def refused(case: Case, implementation: Implementation, reason: str, seed: int) 
     """The result of an implementation that does not run the case at all."""
     entry = Entry(implementation, 0, "", status="unsupported", reason=reason)
     return result(case, entry, seed, complete=True)
+
+
+def _by_seat(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """Entries of each worker."""
+    queues: dict[tuple[str, int], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        queues[entry.seat].append(entry)
+    return list(queues.values())
 
 
 def _flag(entry: Entry, remark: str) -> None:

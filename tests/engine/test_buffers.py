@@ -233,3 +233,23 @@ def test_large_arrays_are_copied_by_several_threads_and_end_up_the_same(monkeypa
         buffers.copy_into(into, {"C": source, "D": source[:, :, ::2]}, copiers)
     assert np.array_equal(into["C"], source)
     assert np.array_equal(into["D"], source[:, :, ::2])
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 16, 17])
+def test_a_written_byte_is_found_wherever_it_is(size):
+    given = np.arange(size, dtype=np.float32)
+    assert buffers.differing(given, given.copy()) == 0
+    for at in range(4 * size):
+        after = given.copy()
+        after.view(np.uint8)[at] ^= 1
+        assert buffers.differing(given, after) == 1
+
+
+def test_differences_are_of_bits_and_in_large_arrays_too(monkeypatch):
+    monkeypatch.setattr(buffers, "_PIECE", 1 << 10)
+    given = np.zeros(5000, np.float32)
+    given[0] = np.nan
+    after = given.copy()
+    assert buffers.differing(given, after, buffers.copiers()) == 0
+    after[[7, 4999]] = -0.0
+    assert buffers.differing(given, after, buffers.copiers()) == buffers.differing(given, after) == 2

@@ -124,25 +124,6 @@ def test_tolerance_zero_means_exact():
     assert not one.outputs(0, {"y": y}).right
 
 
-def test_written_inputs_are_found_bit_for_bit():
-    inputs, one = judge()
-    after = inputs[0]["x"].copy()
-    assert one.inputs_unchanged(0, {"x": after}).right
-    after[1] = -0.0 if after[1] == 0 else np.nextafter(after[1], np.float32(9))
-    assert "wrote to its input x" in one.inputs_unchanged(0, {"x": after}).reason
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 16, 17])
-def test_a_written_byte_is_found_wherever_it_is(size):
-    given = np.arange(size, dtype=np.float32)
-    one = Judge(None, [{"x": given}], [{}], 0)
-    assert one.inputs_unchanged(0, {"x": given.copy()}).right
-    for at in range(4 * size):
-        after = given.copy()
-        after.view(np.uint8)[at] ^= 1
-        assert "(1 bytes differ" in one.inputs_unchanged(0, {"x": after}).reason
-
-
 @pytest.mark.parametrize("name", [n for n, d in DTYPES.items() if not d.integer])
 def test_finite_agrees_with_float64_for_every_dtype(name):
     values = rounded(np.array([0.0, 1.0, -2.5, 448.0, 1e-3], np.float32), name)

@@ -273,9 +273,9 @@ def test_what_fails_because_the_gpu_is_gone_is_measured_again_on_resumption(tmp_
 
         def __init__(self, *_, **__):
             self.interrupted = False
-            asked.append(self)
 
         def run(self, available_s):
+            asked.append(self)
             return [failed | {"complete": True}]
 
     monkeypatch.setattr(trial, "Trial", Trial)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.engine import protocol
-from benchmarks.engine.buffers import Arena
+from benchmarks.engine.buffers import Arena, view
 from tests.adversaries import stage
 
 
@@ -108,10 +108,10 @@ def test_a_case_from_its_preparation_to_its_release(peer, arena):
     given = stage.inputs(7)
     np.testing.assert_allclose(output, given["A"] @ given["B"], rtol=1e-4, atol=1e-4)
 
-    a, into_a = arena.array((stage.M, stage.K), "f32")
-    b, into_b = arena.array((stage.K, stage.N), "f32")
-    assert peer.ask(6, "inputs", program="p", set=0, into={"A": into_a, "B": into_b})["ok"]
-    assert np.array_equal(a, given["A"]) and np.array_equal(b, given["B"])
+    as_given = put(arena, 7)
+    assert peer.ask(6, "changed", program="p", set=0, inputs=as_given)["result"]["bytes"] == {"A": 0, "B": 0}
+    view(as_given["B"])[3, 5] *= -1
+    assert peer.ask(6, "changed", program="p", set=0, inputs=as_given)["result"]["bytes"] == {"A": 0, "B": 1}  # a sign
 
     released = peer.ask(7, "release", program="p")
     assert released["ok"] and released["result"]["peak_memory_bytes"] >= 0
