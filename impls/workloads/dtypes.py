@@ -70,6 +70,21 @@ def dtype(name: str) -> DType:
         raise KeyError(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}") from None
 
 
+def widened(values: np.ndarray, wide: npt.DTypeLike) -> np.ndarray:
+    """``values``, of any storage here, in a float or integer type that holds them exactly.
+
+    bf16 and f8e4m3 go through their bits, several times faster than ml_dtypes converts.
+    """
+    if values.dtype == ml_dtypes.bfloat16:
+        bits = np.ascontiguousarray(values).view(np.uint16).astype(np.uint32)
+        bits <<= np.uint32(16)
+        return bits.view(np.float32).astype(wide, copy=False)
+    if values.dtype == ml_dtypes.float8_e4m3fn:
+        every = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(wide)
+        return np.asarray(every[np.ascontiguousarray(values).view(np.uint8)])
+    return values.astype(wide)
+
+
 def rounded(values: npt.NDArray[np.floating], name: str) -> np.ndarray:
     """``values`` rounded to nearest-even in dtype ``name``, in that dtype's storage.
 

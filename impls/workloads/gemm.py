@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from impls.workloads.base import Case, CaseError, Expected, TensorSpec
 from impls.workloads.draws import integers, normals
-from impls.workloads.dtypes import dtype
+from impls.workloads.dtypes import dtype, widened
 from impls.workloads.parallel import each
 from impls.workloads.rounding import ACCUMULATORS, UNDERFLOW, log_odds
 from impls.workloads.sampling import pieces, tile_sample
@@ -62,6 +62,8 @@ _OPERATIONS_PER_ELEMENT = 1024
 _CHUNK = 1 << 19
 # The same where each is used once only: half a MiB, which stays in a core's cache.
 _IN_CACHE = 1 << 16
+# Shares of B that are summed up apart.
+_SHARES = 64
 # Bias and residual of i8 are whole numbers up to this.
 _I8_ADDEND = 1 << 16
 
@@ -262,17 +264,17 @@ class Gemm(Case):
         def fill(task: tuple[tuple[int, int, int, np.ndarray, np.ndarray], slice]) -> None:
             (batch, first, last, a, b), across = task
             b_chosen = b[:, columns[across]]
-            b_wide, b_squares = b_chosen.astype(np.float64), np.square(b_chosen.astype(np.float32))
+            b_wide, b_squares = widened(b_chosen, np.float64), np.square(widened(b_chosen, np.float32))
             begin, end = np.searchsorted(rows, [first, last]).tolist()
             for down in pieces(begin, end, step):
                 a_chosen = a[rows[down]]
-                product = a_chosen.astype(np.float64) @ b_wide
+                product = widened(a_chosen, np.float64) @ b_wide
                 addend = self._addend(inputs, batch, rows[down], columns[across])
                 at = (batch, down, across)
                 if exact:
                     value[at] = self._activation(product + addend)
                     continue
-                squares = np.square(a_chosen.astype(np.float32)) @ b_squares
+                squares = np.square(widened(a_chosen, np.float32)) @ b_squares
                 bound = ACCUMULATORS[self.dtype, self.acc].bound(product, squares, self.k, odds, addend)
                 value[at], tolerance[at] = self._finished(product, addend, bound)
 
@@ -344,40 +346,84 @@ class Gemm(Case):
         there), nor a single wrong element where the output is rounded to 16 bits: the row's roundings are larger. i8 is
         compared exactly, in int64.
         """
+        return self.checker(inputs, seed)(outputs)
+
+    def checker(self, inputs: Mapping[str, np.ndarray], seed: int) -> Callable[[Mapping[str, np.ndarray]], str | None]:
+        """As ``invariants``; A (B x), the addend's part and the thresholds are computed here, once."""
         if self.epilogue in ("bias+relu", "bias+gelu"):
-            return None
+            return lambda outputs: None
         generator = np.random.default_rng([seed, 0xF7])
+        signs = generator.integers(0, 2, (self.n, _VECTORS)).astype(self._wide) * 2 - 1
+        held = [self._sums(inputs, product, signs) for product in self._products(inputs)]
+        return lambda outputs: next(filter(None, (self._wrong(one, signs, outputs["C"]) for one in held)), None)
+
+    @property
+    def _wide(self) -> type[np.generic]:
+        """What sums over N are made in: f32 errs by 1e-6 of a row's, far less than rounding C to 16 bits does."""
+        if dtype(self.dtype).integer:
+            return np.int64
+        return np.float32 if dtype(self.out).bits == 16 else np.float64
+
+    def _sums(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        product: tuple[int, int, int, np.ndarray, np.ndarray],
+        signs: np.ndarray,
+    ) -> _Sums:
+        """What C x must be in the rows of one product, and by how much it may differ."""
+        batch, first, last, a, b = product
         exact = dtype(self.dtype).integer
-        wide = np.int64 if exact else np.float64
-        signs = generator.integers(0, 2, (self.n, _VECTORS)).astype(wide) * 2 - 1
+        b_signs, b_squares = _fold(b, signs)
+        sought = np.empty((last - first, _VECTORS), np.int64 if exact else np.float64)
+        allowed = np.zeros((last - first, 1))
         odds = log_odds(self.batch * self.m * _VECTORS)
         u = dtype(self.out).unit_roundoff * (1 if self.epilogue == "none" else 2)
-        output = outputs["C"].reshape(self.batch, self.m, self.n)
         every_column = np.arange(self.n)
-        accumulator = None if exact else ACCUMULATORS[self.dtype, self.acc]
-        step = max(1, _IN_CACHE // max(self.k, self.n))
-        for batch, first, last, a, b in self._products(inputs):
-            b_signs, b_squares = _fold(b, signs)
-            for rows in pieces(first, last, step):
-                a_wide, c = a[rows].astype(wide), output[batch, rows].astype(wide)
-                addend = self._addend(inputs, batch, np.arange(rows.start, rows.stop), every_column)
-                sought = a_wide @ b_signs
-                if self.epilogue != "none":
-                    sought = sought + addend.astype(wide) @ signs
-                got = c @ signs
-                if accumulator is None:
-                    wrong = (got != sought).any(axis=1)
-                else:
-                    squares = (a_wide**2).sum(axis=1) * (b_squares / (self.k * self.n))
-                    bound = accumulator.bound(np.sqrt(squares), squares, self.k, odds, np.abs(addend).max())
-                    size = self.n * squares + (addend**2).sum(axis=1) * (self.n / addend.shape[1])
-                    variance = self.n * (bound + UNDERFLOW[self.out]) ** 2 + u**2 * size
-                    wrong = (np.abs(got - sought) > np.sqrt(2 * odds * variance)[:, None]).any(axis=1)
-                if wrong.any():
-                    row = rows.start + int(np.argmax(wrong))
-                    where = f"row {row}" if self.batch == 1 else f"row {row} of product {batch}"
-                    return f"C x differs from A (B x) for random signs x in {int(wrong.sum())} rows, the first {where}."
-        return None
+
+        def fill(rows: slice) -> None:
+            into = slice(rows.start - first, rows.stop - first)
+            a_wide = widened(a[rows], self._wide)
+            addend = self._addend(inputs, batch, np.arange(rows.start, rows.stop), every_column)
+            sought[into] = a_wide @ b_signs.astype(self._wide)
+            if self.epilogue != "none":
+                sought[into] += addend.astype(sought.dtype) @ signs
+            if exact:
+                return
+            squares = np.square(a_wide, dtype=np.float64).sum(axis=1) * (b_squares / (self.k * self.n))
+            bound = ACCUMULATORS[self.dtype, self.acc].bound(
+                np.sqrt(squares), squares, self.k, odds, np.abs(addend).max()
+            )
+            size = self.n * squares + (addend**2).sum(axis=1) * (self.n / addend.shape[1])
+            variance = self.n * (bound + UNDERFLOW[self.out]) ** 2 + u**2 * size
+            allowed[into, 0] = np.sqrt(2 * odds * variance)
+
+        for _ in each(fill, list(pieces(first, last, max(1, _IN_CACHE // max(self.k, self.n))))):
+            pass
+        return _Sums(batch, first, last, sought, allowed)
+
+    def _wrong(self, sums: _Sums, signs: np.ndarray, c: np.ndarray) -> str | None:
+        """Where the output of one product is wrong, one sentence."""
+        output = c.reshape(self.batch, self.m, self.n)[sums.batch, sums.first : sums.last]
+        got = np.empty_like(sums.sought)
+        for rows in pieces(0, sums.last - sums.first, max(1, _IN_CACHE // self.n)):
+            got[rows] = widened(output[rows], self._wide) @ signs
+        wrong = (np.abs(got - sums.sought) > sums.allowed).any(axis=1)
+        if not wrong.any():
+            return None
+        row = sums.first + int(np.argmax(wrong))
+        where = f"row {row}" if self.batch == 1 else f"row {row} of product {sums.batch}"
+        return f"C x differs from A (B x) for random signs x in {int(wrong.sum())} rows, the first {where}."
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Of one product: batch index, first and last + 1 row; C x as sought (rows, vectors), what is allowed (rows, 1)."""
+
+    batch: int
+    first: int
+    last: int
+    sought: np.ndarray
+    allowed: np.ndarray
 
 
 def gelu(z: np.ndarray) -> np.ndarray:
@@ -387,17 +433,30 @@ def gelu(z: np.ndarray) -> np.ndarray:
 
 def _fold(b: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, float]:
     """B x for each column of ``signs``, (K, vectors), and the sum of B's squares, in pieces along B's memory."""
-    folded = np.zeros((b.shape[0], signs.shape[1]), signs.dtype)
-    squares = 0.0
+    total = np.int64 if signs.dtype == np.int64 else np.float64
+    folded = np.zeros((b.shape[0], signs.shape[1]), total)
     by_rows = b.strides[0] >= b.strides[1]
     stored = b if by_rows else b.T
-    for part in pieces(0, stored.shape[0], max(1, _IN_CACHE // stored.shape[1])):
-        piece = stored[part].astype(signs.dtype)
-        if by_rows:
-            folded[part] = piece @ signs
-        else:
-            folded += piece.T @ signs[part]
-        squares += float(np.square(piece, dtype=np.float64).sum())
+    step = max(1, _IN_CACHE // stored.shape[1])
+    # As many threads as there are shares, each of which adds up its own.
+    shares = list(pieces(0, stored.shape[0], max(step, -(-stored.shape[0] // _SHARES))))
+
+    def fold(share: slice) -> tuple[np.ndarray, float]:
+        squares, across = 0.0, np.zeros_like(folded[: 1 if by_rows else None])
+        for part in pieces(share.start, share.stop, step):
+            piece = widened(stored[part], signs.dtype)
+            if by_rows:
+                folded[part] = piece @ signs
+            else:
+                across += piece.T @ signs[part]
+            squares += float(np.square(piece, dtype=np.float64).sum())
+        return across, squares
+
+    squares = 0.0
+    for across, some in each(fold, shares):
+        if not by_rows:
+            folded += across
+        squares += some
     return folded, squares
 
 

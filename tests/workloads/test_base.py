@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from impls.workloads.base import CaseError, TensorSpec, parse_case, workloads
-from impls.workloads.dtypes import DTYPES, dtype, rounded
+from impls.workloads.dtypes import DTYPES, dtype, rounded, widened
 from impls.workloads.parallel import each
 from impls.workloads.rounding import ACCUMULATORS, Accumulator, log_odds
 from impls.workloads.sampling import pieces, tile_sample
@@ -144,3 +144,15 @@ def test_error_bound_holds_the_probability_it_states() -> None:
     bound = ACCUMULATORS["f32", "f32"].bound(wide.sum(axis=1), np.square(wide).sum(axis=1), 64, odds)
     assert (error > bound).mean() <= 1e-3
     assert (error > bound / 8).mean() > 1e-3  # and is no more than a few times too wide
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("wide", [np.float32, np.float64])
+def test_widened_is_what_the_storage_converts_to(name: str, wide: type[np.floating]) -> None:
+    storage = dtype(name).storage
+    bits = np.arange(1 << 16, dtype=np.uint16) if storage.itemsize <= 2 else np.arange(1 << 16, dtype=np.uint32) * 65537
+    values = bits.astype(f"u{storage.itemsize}").view(storage).reshape(256, 256)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        for some in (values, values[::3, 1:5], values.T):
+            got = widened(some, wide)
+            assert got.dtype == wide and np.array_equal(got, some.astype(wide), equal_nan=True)

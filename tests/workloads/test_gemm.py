@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from impls.workloads import gemm
 from impls.workloads.base import CaseError, parse_case
 from impls.workloads.dtypes import dtype, rounded
 from impls.workloads.gemm import ACCUMULATIONS, EPILOGUES, GELU_LIPSCHITZ, LAYOUTS, OUTPUTS, Gemm, gelu
@@ -292,6 +293,27 @@ def test_freivalds_sees_one_wrong_element_in_f32_and_says_not_in_bf16() -> None:
         output = rounded(case.expected(x)["C"].value, case.out)
         output[7, 9] += np.asarray(1, output.dtype)
         assert (case.invariants(x, {"C": output}, 1) is not None) == seen
+
+
+@pytest.mark.parametrize("case_id", ["gemm:96x512x256:bf16:nt", "gemm:96x512x256:bf16", "gemm:96x512x256:f32:tt"])
+def test_the_sums_of_freivalds_do_not_depend_on_the_pieces(case_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = parse_case(case_id)
+    assert isinstance(case, Gemm)
+    x = case.inputs(5)
+    a, b = (x[n].astype(np.float64) for n in "AB")
+    product = (a.T if case.layout[0] == "t" else a) @ (b.T if case.layout[1] == "t" else b)
+    signs = np.random.default_rng(3).integers(0, 2, (512, 4)).astype(case._wide) * 2 - 1
+    for in_cache, shares in ((1 << 16, 64), (1 << 12, 3)):
+        monkeypatch.setattr(gemm, "_IN_CACHE", in_cache)
+        monkeypatch.setattr(gemm, "_SHARES", shares)
+        (sums,) = (case._sums(x, p, signs) for p in case._products(x))
+        np.testing.assert_allclose(sums.sought, product @ signs, rtol=0, atol=1e-4)
+        check, right = case.checker(x, 5), rounded(product, case.out)
+        assert check({"C": right}) is None
+        wrong = right.copy()
+        wrong[40] = right[41]
+        assert "1 rows, the first row 40" in (check({"C": wrong}) or "")
+        assert check({"C": right}) is None
 
 
 def test_no_freivalds_through_an_activation() -> None:
