@@ -6,6 +6,7 @@ Owns the generators and the rounding to a dtype; which distribution a tensor has
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
@@ -25,7 +26,7 @@ def normals(seed: int, tensor: str, shape: tuple[int, ...], dtype_name: str, sca
         values = generator.standard_normal(count, dtype=np.float32)
         return rounded(values if scale == 1.0 else values * np.float32(scale), dtype_name)
 
-    return _drawn(seed, tensor, shape, dtype_name, draw)
+    return _shelf.get(("normals", seed, tensor, shape, dtype_name, scale), draw)
 
 
 def integers(seed: int, tensor: str, shape: tuple[int, ...], dtype_name: str, bound: int) -> np.ndarray:
@@ -35,7 +36,44 @@ def integers(seed: int, tensor: str, shape: tuple[int, ...], dtype_name: str, bo
         values = generator.integers(-bound, bound, count, dtype=np.int32, endpoint=True)
         return values.astype(dtype(dtype_name).storage)
 
-    return _drawn(seed, tensor, shape, dtype_name, draw)
+    return _shelf.get(("integers", seed, tensor, shape, dtype_name, bound), draw)
+
+
+def keep(nbytes: int) -> None:
+    """Keep up to so many bytes of what this process drew last, not to be written to: a weight is the same for any
+    number of rows, and cases that share one come one after the other. Nothing is kept before."""
+    _shelf.room = nbytes
+    _shelf.clear()
+
+
+_Key = tuple[str, int, str, tuple[int, ...], str, float]
+
+
+class _Shelf:
+    """Tensors by what they were drawn from, the last used at the end."""
+
+    def __init__(self) -> None:
+        self.room = 0
+        self._kept: OrderedDict[_Key, np.ndarray] = OrderedDict()
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def get(self, key: _Key, draw: Callable[[np.random.Generator, int], np.ndarray]) -> np.ndarray:
+        values = self._kept.pop(key, None)
+        if values is None:
+            _, seed, tensor, shape, dtype_name, _ = key
+            values = _drawn(seed, tensor, shape, dtype_name, draw)
+        if self.room == 0:
+            return values
+        values.flags.writeable = False
+        self._kept[key] = values
+        while sum(kept.nbytes for kept in self._kept.values()) > self.room:
+            self._kept.popitem(last=False)
+        return values
+
+
+_shelf = _Shelf()
 
 
 def _drawn(

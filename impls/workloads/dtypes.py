@@ -7,6 +7,7 @@ It does not own accumulation: that belongs to a workload's case.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -73,16 +74,23 @@ def dtype(name: str) -> DType:
 def widened(values: np.ndarray, wide: npt.DTypeLike) -> np.ndarray:
     """``values``, of any storage here, in a float or integer type that holds them exactly.
 
-    bf16 and f8e4m3 go through their bits, several times faster than ml_dtypes converts.
+    bf16, f16 and f8e4m3 go through their bits, several times faster than they are converted.
     """
     if values.dtype == ml_dtypes.bfloat16:
         bits = np.ascontiguousarray(values).view(np.uint16).astype(np.uint32)
         bits <<= np.uint32(16)
         return bits.view(np.float32).astype(wide, copy=False)
-    if values.dtype == ml_dtypes.float8_e4m3fn:
-        every = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(wide)
-        return np.asarray(every[np.ascontiguousarray(values).view(np.uint8)])
+    if values.dtype in (np.float16, ml_dtypes.float8_e4m3fn):
+        every = _every(values.dtype, np.dtype(wide))
+        return np.asarray(every.take(np.ascontiguousarray(values).view(f"u{values.itemsize}"), mode="wrap"))
     return values.astype(wide)
+
+
+@cache
+def _every(narrow: np.dtype, other: np.dtype) -> np.ndarray:
+    """All values of a dtype, in order of their bits, in another."""
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return np.arange(1 << 8 * narrow.itemsize).astype(f"u{narrow.itemsize}").view(narrow).astype(other)
 
 
 def rounded(values: npt.NDArray[np.floating], name: str) -> np.ndarray:
@@ -90,9 +98,15 @@ def rounded(values: npt.NDArray[np.floating], name: str) -> np.ndarray:
 
     For tf32 the result is f32 with the low 13 significand bits zero.
     """
-    d = dtype(name)
+    storage = dtype(name).storage
+    if name == "f8e4m3" and values.dtype == np.float32:
+        # First to bf16, to odd: rounding again, to less than 7 bits, is then as if at once (Boldo and Melquiond 2008).
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        odd = (bits >> np.uint32(16)).astype(np.uint16)
+        odd |= (bits & np.uint32(0xFFFF)) != 0
+        return np.asarray(_every(np.dtype(ml_dtypes.bfloat16), storage).take(odd, mode="wrap"))
     if name != "tf32":
-        return np.asarray(values).astype(d.storage)
+        return np.asarray(values).astype(storage)
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     keep_even = (bits >> np.uint32(13)) & np.uint32(1)
     kept = (bits + np.uint32(0x0FFF) + keep_even) & np.uint32(0xFFFFE000)
