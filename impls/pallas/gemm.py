@@ -153,7 +153,8 @@ class Tpu(Implementation):
 def _copied_bytes(case: Gemm) -> int:
     """Bytes of A, B, residual and C where some are copied into arrays of whole tiles, or out of them."""
     m, n, k = tiling.whole_tiles(case)
-    sizes = {"A": (case.m, case.k, m, k), "B": (case.k, case.n, k, n), "C": (case.m, case.n, m, n)}
+    rows_n = tiling.whole_rows(case.n) if case.layout[1] == "t" else n
+    sizes = {"A": (case.m, case.k, m, k), "B": (case.k, case.n, k, rows_n), "C": (case.m, case.n, m, n)}
     sizes["residual"] = sizes["C"]
     specs = {**case.input_specs(), **case.output_specs()}
     return sum(s.nbytes for name, s in specs.items() if name in sizes and sizes[name][:2] != sizes[name][2:])

@@ -205,15 +205,20 @@ def _power(size: int, least: int = 16, most: int = 128) -> int:
 def whole_tiles(case: Gemm) -> tuple[int, int, int]:
     """M, N and K as the operands must have them: rows of whole swizzled segments of 128 bytes, and whole groups of 8.
 
-    What does not is copied into larger arrays first. A few rows, up to 8, may stay as they are.
+    What does not is copied into larger arrays first.
     """
     segment = 128 // dtype(case.dtype).bytes
+    rows = _up(case.m, segment) if case.layout[0] == "t" else whole_rows(case.m)
+    return rows, _up(case.n, segment), _up(case.k, segment)
 
-    def up(size: int, step: int) -> int:
-        return -(-size // step) * step
 
-    rows = up(case.m, segment) if case.layout[0] == "t" else case.m if case.m < 8 else up(case.m, 8)
-    return rows, up(case.n, segment), up(case.k, segment)
+def whole_rows(size: int) -> int:
+    """Rows of an operand, or of C, as they must be: a few, up to 8, may stay as they are."""
+    return size if size < 8 else _up(size, 8)
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ MOSAIC = (
     "gemm:b64x1024x1024x1024:bf16",
     "gemm:16x8192x8192:bf16:nt:bias",
     "gemm:16x1024x8192:bf16:nt:residual",
+    "gemm:16x1000x512:bf16:nt",
     "gemm:1x65x48:f16:tt",
     "gemm:1000x1000x1023:bf16",
     "attention:b2h16s8192d128:bf16",

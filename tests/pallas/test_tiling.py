@@ -65,6 +65,16 @@ def test_few_rows_of_few_columns_share_k() -> None:
     assert tiling.split_bytes(gemm("16x8192x8192:bf16:nt")) == 0
 
 
+def test_a_weight_is_copied_only_where_its_columns_are_no_whole_segments() -> None:
+    """In bytes: C of 16 x 1000 twice more where it is cut off; B of 1000 x 512 only where N lies along its rows."""
+    c, b = 2 * 16 * 1000, 2 * 1000 * 512
+    for layout, copied in (("nt", c), ("nn", c + b)):
+        case = gemm(f"16x1000x512:bf16:{layout}")
+        assert MosaicGemm().traffic_bytes(case) == case.compulsory_bytes() + 2 * copied
+    odd = gemm("16x1001x512:bf16:nt")  # no whole group of 8 rows
+    assert MosaicGemm().traffic_bytes(odd) == odd.compulsory_bytes() + 2 * (2 * 16 * 1001 + 2 * 1001 * 512)
+
+
 def test_what_a_block_may_not_have_of_vmem_is_refused_in_a_sentence(monkeypatch) -> None:
     case = gemm("1024x1024x1024:bf16")
     # Two buffers of 512 x 512 each for A, B and C in bf16, and the sums in f32: 3 MiB and 1 MiB.

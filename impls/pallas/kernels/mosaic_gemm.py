@@ -23,7 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from impls.pallas.kernels.shared_memory import tiles
-from impls.pallas.tiling import GemmTiling, whole_tiles
+from impls.pallas.tiling import GemmTiling, whole_rows, whole_tiles
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
@@ -45,7 +45,8 @@ def function(case: Gemm, tiling: GemmTiling, blocks: int, interpret: Any) -> Cal
         # Zeros beyond K add nothing; what is computed beyond M and N is cut off.
         m, n, k = whole_tiles(case)
         a = _padded(a, (k, m) if case.layout[0] == "t" else (m, k))
-        b = _padded(b, (n, k) if case.layout[1] == "t" else (k, n))
+        # Where N counts B's rows only C's columns need be whole: the copy engine reads zeros beyond the last row.
+        b = _padded(b, (whole_rows(case.n), k) if case.layout[1] == "t" else (k, n))
         if tiling.splits > 1:
             parts = _call(case, tiling, blocks, interpret, (m, n, k), a, b, None, None)
             c = _added(case, parts.reshape(case.batch, -1, *parts.shape[1:]), bias, r)
