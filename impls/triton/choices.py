@@ -18,6 +18,9 @@ from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
 _STACK = Path(__file__).parent
+# Shared memory that a block may have, less what barriers and the like take (CUDA C++ programming guide, compute
+# capability 9.0).
+SHARED_BYTES = 227 * 1024 - 1024
 # Doublings of sizes, in all, beyond which a tuned case says nothing of another.
 FAR = 6.0
 
@@ -108,6 +111,8 @@ def choose(name: str, case: Gemm, device_name: str) -> tuple[Tile, str]:
     variant = name.partition(".")[2]
     found = nearest(name, case, device_name, gemm_kind, gemm_sizes, FAR)
     tile, origin = (Tile(**found.choice), found.origin) if found else (rule(variant, case), "rule")
+    if variant == "split_k" and found is not None and found.case_id != case.id:
+        tile = replace(tile, split=parts(tile, case))  # its tiles are more, or fewer
     return fitted(variant, tile, case), origin
 
 
@@ -134,9 +139,8 @@ def rule(variant: str, case: Gemm) -> Tile:
         return Tile(64, 64, 16, warps=4, stages=3, per_sm=2)
     if variant == "split_k":
         bm = 16 if case.m <= 16 else 32 if case.m <= 32 else 64
-        tiles = case.batch * math.ceil(case.m / bm) * math.ceil(case.n / 64)
-        split = 1 << max(0, min(4, round(math.log2(2 * MULTIPROCESSORS / tiles)))) if tiles < 2 * MULTIPROCESSORS else 1
-        return Tile(bm, 64, 2 * bk if case.dtype != "f8e4m3" else bk, warps=4, stages=4, split=split)
+        tile = Tile(bm, 64, 2 * bk if case.dtype != "f8e4m3" else bk, warps=4, stages=4)
+        return replace(tile, split=parts(tile, case))
     if variant == "persistent_tma_ws":
         return Tile(128, 128, bk, warps=4, stages=3)
     # Promoted sums of f8 hold two accumulators.
@@ -147,6 +151,23 @@ def rule(variant: str, case: Gemm) -> Tile:
     warps = 8 if bm * bn >= 128 * 128 else 4
     tma = variant == "grouped" and aligned(case)
     return Tile(bm, bn, bk, warps=warps, stages=3 if warps == 8 else 4, halves=by_tma, flatten=by_tma, tma=tma)
+
+
+def parts(tile: Tile, case: Gemm) -> int:
+    """Programs among which a tile's K is split.
+
+    As many as have room at once take turns; the fewest programs within a fifth of the shortest sum of turns, since what
+    they leave has to be added up. Each has steps enough to fill its pipeline.
+    """
+    tiles = case.batch * math.ceil(case.m / tile.bm) * math.ceil(case.n / tile.bn)
+    buffers = tile.stages * tile.bk * (tile.bm + tile.bn) * dtype(case.dtype).bytes
+    at_once = MULTIPROCESSORS * max(1, SHARED_BYTES // buffers)
+    turns = {
+        split: math.ceil(tiles * split / at_once) / split
+        for split in (1, 2, 4, 8, 16)
+        if split == 1 or case.k >= split * tile.bk * tile.stages
+    }
+    return next(split for split, taken in turns.items() if taken <= 1.2 * min(turns.values()))
 
 
 def fitted(variant: str, tile: Tile, case: Gemm) -> Tile:

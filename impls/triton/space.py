@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from itertools import product
 
-from impls.triton.choices import Tile, aligned, fitted
+from impls.triton.choices import SHARED_BYTES, Tile, aligned, fitted
 from impls.workloads.dtypes import dtype
 from impls.workloads.gemm import Gemm
 
-# Shared memory that a block may have, less what barriers and the like take; registers of a multiprocessor (CUDA C++
-# programming guide, compute capability 9.0).
-SHARED_BYTES = 227 * 1024 - 1024
+# Registers of a multiprocessor (CUDA C++ programming guide, compute capability 9.0).
 REGISTERS = 65536
 # Registers of a thread beyond its accumulators: addresses, loop state, the epilogue's temporaries.
 _OTHER_REGISTERS = 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,23 @@ def test_rule_keeps_multiprocessors_busy() -> None:
         tile = choices.rule("tiled", gemm(case))
         assert (gemm(case).m // tile.bm) * (gemm(case).n // tile.bn) == tiles
     assert choices.rule("split_k", gemm("gemm:512x512x16384:bf16")).split > 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "split"),
+    # Tiles of 16 x 64 whose pipeline fills a multiprocessor: 128 are one turn of 132, 20 take four programs each, 160
+    # two turns of which the second is nearly empty, 896 nearly seven full ones, and 512 of K no second program.
+    [("16x8192x8192", 1), ("16x1280x8192", 4), ("16x10240x8192", 2), ("16x57344x8192", 1), ("16x1280x512", 1)],
+)
+def test_k_is_split_as_multiprocessors_would_idle(shape: str, split: int) -> None:
+    assert choices.parts(Tile(16, 64, 128, warps=4, stages=8), gemm(f"gemm:{shape}:bf16:nt")) == split
+
+
+def test_a_neighbours_tile_takes_the_cases_own_split() -> None:
+    tuned, _ = choices.choose("triton.split_k", gemm("gemm:16x8192x8192:bf16:nt"), H200.name)
+    near, origin = choices.choose("triton.split_k", gemm("gemm:16x1280x8192:bf16:nt"), H200.name)
+    assert origin.startswith("tuned for gemm:16x8192x8192:bf16:nt") and (tuned.split, near.split) == (1, 4)
+    assert replace(near, split=1) == tuned
 
 
 def test_a_tile_is_no_larger_than_the_case() -> None:
