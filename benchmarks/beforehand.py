@@ -14,7 +14,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from benchmarks.engine import cases as case_files
@@ -51,11 +51,11 @@ COMPILERS = (
 )
 
 
-def commands(wanted: Sequence[Case], python: str, dsl: str | None, candidates: bool) -> list[list[str]]:
+def commands(wanted: Mapping[Case, Collection[str]], python: str, dsl: str | None, candidates: bool) -> list[list[str]]:
     """What to run.
 
     Args:
-        wanted: the cases.
+        wanted: the cases, and the names of the implementations that each leaves out.
         python: interpreter of the harness.
         dsl: interpreter that has the CuTe DSL; None leaves its compilers out.
         candidates: compile all that tuning would try, where a compiler can.
@@ -63,7 +63,11 @@ def commands(wanted: Sequence[Case], python: str, dsl: str | None, candidates: b
     found = []
     for compiler in COMPILERS:
         implementation = registry.find(*compiler.serves)
-        taken = [case.id for case in wanted if registry.refusal(implementation, case, H200) is None]
+        taken = [
+            case.id
+            for case, without in wanted.items()
+            if implementation.name not in without and registry.refusal(implementation, case, H200) is None
+        ]
         interpreter = dsl if compiler.dsl else python
         if taken and interpreter is not None:
             options = compiler.all if candidates else compiler.few
@@ -80,10 +84,14 @@ def main() -> int:
     parser.add_argument("case", nargs="*", help="cases in place of a file's")
     arguments = parser.parse_intermixed_args()
     files = arguments.cases or ([] if arguments.case else ["flagship"])
-    wanted = [*map(parse_case, arguments.case), *(entry.case for file in files for entry in case_files.load(file))]
+    wanted: dict[Case, Collection[str]] = {}
+    for entry in (entry for file in files for entry in case_files.load(file)):
+        names = {i.name for i in registry.select(entry.without)} if entry.without else set()
+        wanted[entry.case] = names.intersection(wanted.get(entry.case, names))
+    wanted |= {parse_case(case): () for case in arguments.case}
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     failed = 0
-    for command in commands(list(dict.fromkeys(wanted)), sys.executable, arguments.dsl, arguments.candidates):
+    for command in commands(wanted, sys.executable, arguments.dsl, arguments.candidates):
         print(f"{command[2]}:", flush=True)
         failed += subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode != 0
     return failed
