@@ -124,6 +124,17 @@ def test_tolerance_zero_means_exact():
     assert not one.outputs(0, {"y": y}).right
 
 
+def test_the_worst_element_is_found_in_whichever_piece_it_lies():
+    inputs, one = judge(Doubling(n=3 * 2**18 + 5))
+    y = 2 * inputs[0]["x"]
+    y[[7, 2**18, -1]] += np.array([0.5, 2.0, 1.0], np.float32)
+    verdict = one.outputs(0, {"y": y})
+    assert verdict.reason.startswith(f"y[{2**18}] is ")
+    assert verdict.reason.endswith(f"± 0.001; 3 of {y.size} compared elements are off.")
+    assert verdict.errors["y"]["max_abs"] == pytest.approx(2.0, abs=1e-6)
+    assert verdict.errors["y"]["worst"] == pytest.approx(2000, abs=1e-3)
+
+
 @pytest.mark.parametrize("name", [n for n, d in DTYPES.items() if not d.integer])
 def test_finite_agrees_with_float64_for_every_dtype(name):
     values = rounded(np.array([0.0, 1.0, -2.5, 448.0, 1e-3], np.float32), name)
