@@ -60,8 +60,8 @@ _VECTORS = 4
 _OPERATIONS_PER_ELEMENT = 1024
 # Elements converted to float64 at a time: 4 MiB, which the allocator hands out again without new pages.
 _CHUNK = 1 << 19
-# The same where each is used once only: half a MiB, which stays in a core's cache.
-_IN_CACHE = 1 << 16
+# The same where each is used once only: half a MiB of f32, which stays in a core's cache.
+_IN_CACHE = 1 << 17
 # Shares of B that are summed up apart.
 _SHARES = 64
 # Bias and residual of i8 are whole numbers up to this.
@@ -344,7 +344,7 @@ class Gemm(Case):
         independent errors, sqrt(2 L) sqrt(sum of squared bounds) (Hoeffding), each bound the accumulation's for a
         typical element of the row plus u |C| per rounding. It does not see through ReLU or GELU (nothing is checked
         there), nor a single wrong element where the output is rounded to 16 bits: the row's roundings are larger. i8 is
-        compared exactly, in int64.
+        compared exactly.
         """
         return self.checker(inputs, seed)(outputs)
 
@@ -353,15 +353,19 @@ class Gemm(Case):
         if self.epilogue in ("bias+relu", "bias+gelu"):
             return lambda outputs: None
         generator = np.random.default_rng([seed, 0xF7])
-        signs = generator.integers(0, 2, (self.n, _VECTORS)).astype(self._wide) * 2 - 1
+        # In columns: BLAS then need not rearrange them for every few rows.
+        signs = np.asfortranarray(generator.integers(0, 2, (self.n, _VECTORS)).astype(self._wide) * 2 - 1)
         held = [self._sums(inputs, product, signs) for product in self._products(inputs)]
         return lambda outputs: next(filter(None, (self._wrong(one, signs, outputs["C"]) for one in held)), None)
 
     @property
     def _wide(self) -> type[np.generic]:
-        """What sums over N are made in: f32 errs by 1e-6 of a row's, far less than rounding C to 16 bits does."""
+        """What sums over N are made in: f32 errs by 1e-6 of a row's, far less than rounding C to 16 bits does.
+
+        Of whole numbers float64 holds sums up to 2^53; half of that leaves room for the addend.
+        """
         if dtype(self.dtype).integer:
-            return np.int64
+            return np.float64 if self.n * max(2**31, 2**14 * self.k) <= 2**52 else np.int64
         return np.float32 if dtype(self.out).bits == 16 else np.float64
 
     def _sums(
@@ -374,22 +378,23 @@ class Gemm(Case):
         batch, first, last, a, b = product
         exact = dtype(self.dtype).integer
         b_signs, b_squares = _fold(b, signs)
-        sought = np.empty((last - first, _VECTORS), np.int64 if exact else np.float64)
+        sought = np.empty((last - first, _VECTORS), b_signs.dtype)
         allowed = np.zeros((last - first, 1))
         odds = log_odds(self.batch * self.m * _VECTORS)
         u = dtype(self.out).unit_roundoff * (1 if self.epilogue == "none" else 2)
         every_column = np.arange(self.n)
+        factor = np.asfortranarray(b_signs.astype(self._wide))
 
         def fill(rows: slice) -> None:
             into = slice(rows.start - first, rows.stop - first)
             a_wide = widened(a[rows], self._wide)
             addend = self._addend(inputs, batch, np.arange(rows.start, rows.stop), every_column)
-            sought[into] = a_wide @ b_signs.astype(self._wide)
+            sought[into] = a_wide @ factor
             if self.epilogue != "none":
                 sought[into] += addend.astype(sought.dtype) @ signs
             if exact:
                 return
-            squares = np.square(a_wide, dtype=np.float64).sum(axis=1) * (b_squares / (self.k * self.n))
+            squares = np.einsum("ij,ij->i", a_wide, a_wide) * (b_squares / (self.k * self.n))
             bound = ACCUMULATORS[self.dtype, self.acc].bound(
                 np.sqrt(squares), squares, self.k, odds, np.abs(addend).max()
             )
@@ -405,9 +410,11 @@ class Gemm(Case):
         """Where the output of one product is wrong, one sentence."""
         output = c.reshape(self.batch, self.m, self.n)[sums.batch, sums.first : sums.last]
         got = np.empty_like(sums.sought)
-        for rows in pieces(0, sums.last - sums.first, max(1, _IN_CACHE // self.n)):
-            got[rows] = widened(output[rows], self._wide) @ signs
-        wrong = (np.abs(got - sums.sought) > sums.allowed).any(axis=1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for rows in pieces(0, sums.last - sums.first, max(1, _IN_CACHE // self.n)):
+                got[rows] = widened(output[rows], self._wide) @ signs
+            # Sums that overflow are wrong too, though NaN is not above anything.
+            wrong = ~(np.abs(got - sums.sought) <= sums.allowed).all(axis=1)
         if not wrong.any():
             return None
         row = sums.first + int(np.argmax(wrong))
@@ -449,7 +456,7 @@ def _fold(b: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, float]:
                 folded[part] = piece @ signs
             else:
                 across += piece.T @ signs[part]
-            squares += float(np.square(piece, dtype=np.float64).sum())
+            squares += float(np.vdot(piece, piece))
         return across, squares
 
     squares = 0.0

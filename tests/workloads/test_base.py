@@ -156,3 +156,16 @@ def test_widened_is_what_the_storage_converts_to(name: str, wide: type[np.floati
         for some in (values, values[::3, 1:5], values.T):
             got = widened(some, wide)
             assert got.dtype == wide and np.array_equal(got, some.astype(wide), equal_nan=True)
+
+
+def test_f8_is_rounded_as_ml_dtypes_rounds() -> None:
+    storage = dtype("f8e4m3").storage
+    numbers = np.arange(256, dtype=np.uint8).view(storage).astype(np.float32)
+    numbers = np.sort(numbers[np.isfinite(numbers)])
+    between = (numbers[1:] + numbers[:-1]) / 2  # ties
+    edges = np.array([464, 465, 1e9, np.inf, np.nan, 2.0**-10, 2.0**-149], np.float32)
+    exact = np.concatenate([numbers, between, edges, -edges])
+    random = np.random.default_rng(1).integers(0, 1 << 32, 1 << 18, dtype=np.uint32).view(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        values = np.concatenate([exact, np.nextafter(exact, np.inf), np.nextafter(exact, -np.inf), random])
+        assert np.array_equal(rounded(values, "f8e4m3").view(np.uint8), values.astype(storage).view(np.uint8))

@@ -316,6 +316,31 @@ def test_the_sums_of_freivalds_do_not_depend_on_the_pieces(case_id: str, monkeyp
         assert check({"C": right}) is None
 
 
+@pytest.mark.parametrize("out", ["bf16", "f32"])
+def test_freivalds_sees_rows_whose_sums_overflow(out: str) -> None:
+    case = Gemm(96, 512, 64, "bf16", out=out)
+    x = case.inputs(5)
+    right = rounded(x["A"].astype(np.float64) @ x["B"].astype(np.float64), out)
+    check, wrong = case.checker(x, 5), right.copy()
+    wrong[40] = rounded(np.where(np.arange(512) % 2, 3e38, -3e38), out)
+    assert check({"C": right}) is None
+    assert "1 rows, the first row 40" in (check({"C": wrong}) or "")
+
+
+@pytest.mark.parametrize(("n", "k", "wide"), [(64, 32, np.float64), (2**21, 1, np.float64), (2**21 + 1, 1, np.int64)])
+def test_whole_numbers_are_summed_exactly(n: int, k: int, wide: type[np.generic]) -> None:
+    case = Gemm(3, n, k, "i8")
+    assert case._wide is wide
+    x = {"A": np.full((3, k), -128, np.int8), "B": np.full((k, n), 127, np.int8)}
+    right = np.full((3, n), -128 * 127 * k, np.int32)
+    check, wrong = case.checker(x, 5), right.copy()
+    wrong[2, n // 2] += 1
+    assert check({"C": right}) is None
+    assert "1 rows, the first row 2" in (check({"C": wrong}) or "")
+    wrong[:] = np.iinfo(np.int32).max
+    assert "3 rows" in (check({"C": wrong}) or "")
+
+
 def test_no_freivalds_through_an_activation() -> None:
     case = Gemm(8, 8, 8, "f32", epilogue="bias+relu")
     assert case.invariants(case.inputs(0), {"C": np.zeros((8, 8), np.float32)}, 0) is None
