@@ -20,7 +20,7 @@ import numpy as np
 from impls.workloads.attention_reference import Backward, Bounded, Reference
 from impls.workloads.base import Case, CaseError, Expected, TensorSpec
 from impls.workloads.draws import normals
-from impls.workloads.dtypes import dtype
+from impls.workloads.dtypes import dtype, widened
 from impls.workloads.parallel import each
 from impls.workloads.rounding import log_odds
 from impls.workloads.sampling import tile_sample
@@ -311,7 +311,7 @@ class Attention(Case):
             pairs = [pairs[i] for i in generator.choice(len(pairs), most, replace=False)]
         rows_of = generator.integers(0, self.sq, (len(pairs), self.group))
         made = list(each(lambda task: self._head(inputs, *pairs[task], rows_of[task]), range(len(pairs))))
-        return lambda outputs: next(filter(None, each(lambda head: head.wrong(outputs), made)), None)
+        return lambda outputs: next(filter(None, (head.wrong(outputs) for head in made)), None)
 
     def _head(self, inputs: Mapping[str, np.ndarray], batch: int, kv: int, rows: np.ndarray) -> _Head:
         """What is held of one key head and the query heads that share it, one row of each."""
@@ -323,7 +323,7 @@ class Attention(Case):
             checks["O"] = reference.forward(q, rows)
         if self.direction != "fwd":
             checks["dQ"] = reference.backward(q, inputs["dO"][batch, rows, heads], rows).dq
-            given = inputs["dO"][batch][:, heads].astype(np.float64)
+            given = widened(inputs["dO"][batch][:, heads], np.float64)
             do_sum, tolerance = given.sum(axis=(0, 1)), reference.sum_tolerance(given.reshape(-1, self.d))
         return _Head(batch, kv, rows, heads, checks, do_sum, tolerance)
 
@@ -349,7 +349,7 @@ class _Head:
                 h = int(np.argmax(wrong))
                 return f"{name}[{batch}, {rows[h]}, {heads[h]}] differs from the reference beyond its tolerance."
         if self.tolerance is not None:
-            got = outputs["dV"][batch, :, self.kv].astype(np.float64)
+            got = widened(outputs["dV"][batch, :, self.kv], np.float64)
             if (np.abs(got.sum(axis=0) - self.do_sum) > self.tolerance(got)).any():
                 return (
                     f"dV[{batch}, :, {self.kv}] does not add up to the sum of dO over the queries that share this head."

@@ -27,14 +27,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from impls.workloads.dtypes import dtype
+from impls.workloads.dtypes import dtype, widened
 from impls.workloads.rounding import ACCUMULATORS, UNDERFLOW
+from impls.workloads.sampling import pieces
 
 # Scores held at a time: half a MiB in float64, so that passes over them stay in a core's cache.
 _BLOCK = 1 << 16
+# Elements of K or V that are widened at a time, for the same reason. Whole heads would take new pages.
+_WIDENED = 1 << 16
 
 #: Value and tolerance, float64, same shape.
 Bounded = tuple[np.ndarray, np.ndarray]
@@ -85,10 +89,12 @@ class Reference:
         odds: float,
         sharing: int,
     ) -> None:
-        self.k, self.v = k.astype(np.float64), v.astype(np.float64)
-        self.k_squares, self.v_squares = np.square(k.astype(np.float32)), np.square(v.astype(np.float32))
+        self.k, self.v = np.ascontiguousarray(k), np.ascontiguousarray(v)
         self.visible, self.sharing, self.odds = visible, sharing, odds
         self.d = k.shape[1]
+        self.k_lengths = np.empty(k.shape[0], np.float32)
+        for part in self._parts(slice(0, k.shape[0])):
+            self.k_lengths[part] = np.square(widened(self.k[part], np.float32)).sum(axis=1)
         self.scale = 1 / math.sqrt(self.d)
         self.u, self.underflow = dtype(dtype_name).unit_roundoff, UNDERFLOW[dtype_name]
         self.u_exp = 16 * dtype("f32").unit_roundoff + (0.0 if dtype_name == "f32" else self.u / 2)
@@ -96,16 +102,40 @@ class Reference:
         self.accumulator = ACCUMULATORS[dtype_name, "f32"]
         self.reach = math.sqrt(2 * odds)
 
+    @cached_property
+    def k_wide(self) -> np.ndarray:
+        """K in float64, (Sk, D); as the following, for backward passes, which go over it many times."""
+        return widened(self.k, np.float64)
+
+    @cached_property
+    def v_wide(self) -> np.ndarray:
+        """V in float64, (Sk, D)."""
+        return widened(self.v, np.float64)
+
+    @cached_property
+    def k_squares(self) -> np.ndarray:
+        """Squares of K's elements in float32, (Sk, D)."""
+        return np.asarray(np.square(widened(self.k, np.float32)))
+
+    @cached_property
+    def v_lengths(self) -> np.ndarray:
+        """Squared lengths of V's rows in float32, (Sk,)."""
+        return np.asarray(np.square(widened(self.v, np.float32)).sum(axis=1))
+
     def forward(self, q: np.ndarray, rows: np.ndarray) -> Bounded:
         """O of the queries ``q`` (rows, D), which are rows ``rows`` of their heads."""
         value, tolerance = np.empty(q.shape), np.empty(q.shape)
         for block in self._blocks(q, rows):
             keys, p = block.keys, block.p
-            o = p @ self.v[keys]
             p_squares = np.square(p.astype(np.float32))
             shifted = p_squares * block.noise
             spread = shifted + p_squares * self._summing(keys) + block.seen * np.float32(self.underflow**2)
-            squares = spread @ self.v_squares[keys] + o**2 * shifted.sum(axis=1, keepdims=True)
+            o, squares = np.zeros((p.shape[0], self.d)), np.zeros((p.shape[0], self.d))
+            for part in self._parts(keys):
+                at = slice(part.start - keys.start, part.stop - keys.start)
+                o += p[:, at] @ widened(self.v[part], np.float64)
+                squares += spread[:, at] @ np.square(widened(self.v[part], np.float32))
+            squares += o**2 * shifted.sum(axis=1, keepdims=True)
             # Numerator and denominator are sums over the same keys.
             error = block.reach * np.sqrt(squares) + 2 * self._slope(keys) * np.abs(o)
             value[block.rows] = o
@@ -122,7 +152,7 @@ class Reference:
         q, do = q.astype(np.float64), do.astype(np.float64)
         for block in self._blocks(q, rows):
             keys, p, noise = block.keys, block.p, block.noise
-            k, v, own_q, own_do = self.k[keys], self.v[keys], q[block.rows], do[block.rows]
+            k, v, own_q, own_do = self.k_wide[keys], self.v_wide[keys], q[block.rows], do[block.rows]
             q_squares, do_squares = (np.square(x.astype(np.float32)) for x in (own_q, own_do))
             o = p @ v
             dp = own_do @ v.T
@@ -139,7 +169,7 @@ class Reference:
             ) + (u2 + along_d) * (do_squares * np.square(o)).sum(axis=1, keepdims=True)
             dp_sum = (along_d / self.d * do_squares.sum(axis=1, keepdims=True)).astype(np.float32)
             ds_noise = ds_squares * (noise + np.float32(2 * u2)) + block.seen * tiny
-            ds_noise += p_squares * (np.float32(u2) * dp_squares + dp_sum * self.v_squares[keys].sum(axis=1))
+            ds_noise += p_squares * (np.float32(u2) * dp_squares + dp_sum * self.v_lengths[keys])
 
             squares = self.scale**2 * ((ds_noise + ds_squares * np.float32(self._summing(keys))) @ self.k_squares[keys])
             common = self.reach * np.sqrt(delta_squares) * self.scale * np.abs(p @ k)
@@ -194,7 +224,10 @@ class Reference:
 
     def _block(self, q: np.ndarray, rows: slice, keys: slice, first: np.ndarray, end: np.ndarray) -> _Block:
         columns = np.arange(keys.start, keys.stop)
-        s = q @ self.k[keys].T
+        s = np.empty((q.shape[0], columns.size))
+        for part in self._parts(keys):
+            at = slice(part.start - keys.start, part.stop - keys.start)
+            s[:, at] = q @ widened(self.k[part], np.float64).T
         s *= self.scale
         seen: np.ndarray | float = 1.0
         if (first > keys.start).any() or (end < keys.stop).any():
@@ -210,10 +243,14 @@ class Reference:
         by_score = 2 * u2 + (self.accumulator.slope(self.d, self.odds) / self.reach) ** 2
         lengths = np.square(q).sum(axis=1, keepdims=True) * ((2 * u2 + along_d**2) / self.d**2)
         noise = np.square(s.astype(np.float32)) * np.float32(by_score)
-        noise += lengths.astype(np.float32) * self.k_squares[keys].sum(axis=1)
+        noise += lengths.astype(np.float32) * self.k_lengths[keys]
         noise += np.float32(u2 + self.u_exp**2 / 3)
         reach = np.minimum(self.reach, np.sqrt(12 * (end - first)))[:, None]
         return _Block(rows, keys, p, noise, seen, reach)
+
+    def _parts(self, keys: slice) -> Iterator[slice]:
+        """Keys that are widened at a time."""
+        return pieces(keys.start, keys.stop, max(1, _WIDENED // self.d))
 
     def _summing(self, keys: slice) -> float:
         """What summing over these keys adds to the relative variance of each term."""
