@@ -22,7 +22,7 @@ from benchmarks.engine.judge import Verdict
 from benchmarks.engine.reference import NICE
 from impls.workloads.base import TensorSpec
 
-#: Threads that judge: a look at 134 MB takes one 0.3 s (AMD Zen 4), and a call has them on the host in 0.02 s.
+#: Threads that judge: a look at 134 MB takes one 0.05 s (AMD Zen 4), and a call has them on the host in 0.02 s.
 JUDGES = 8
 
 #: One set of outputs: name -> its array and descriptor.
